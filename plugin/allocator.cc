@@ -16,6 +16,12 @@ bool Passes(Code code) {
   return code == Code::kNotFound || code == Code::kContended || code == Code::kBusy;
 }
 
+std::string GpusOf(const Binding& binding) {
+  std::string text;
+  for (const std::string& gpu : binding.gpus) text += (text.empty() ? "" : ",") + gpu;
+  return text;
+}
+
 }  // namespace
 
 Allocator::Allocator(AllocatorOptions options, Effects* effects)
@@ -165,7 +171,7 @@ Result<kubelet::Grant> Allocator::Admit(Resource resource, const DeviceIds& ids)
       if (former != name) effects_->Retract(resource, former);
     }
   }
-  if (resource == Resource::kExclusive) return kubelet::Grant{};  // See PreStart.
+  if (BindsNothing(resource)) return kubelet::Grant{};  // See PreStart.
   effects_->Retract(resource, name);
   if (options_.early) {
     const Result<Binding> binding = book_.BindEarly(resource, ids);
@@ -211,9 +217,8 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
     }
     std::unique_lock lock(mutex_);
     if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
-    // Binds nothing: that a pod has its GPU alone is part of its memory binding.
-    if (resource == Resource::kExclusive) {
-      const Result<void> checked = book_.CheckExclusive(ids, pods->snapshot);
+    if (BindsNothing(resource)) {
+      const Result<void> checked = book_.CheckSidecar(resource, ids, pods->snapshot);
       if (checked || !Passes(checked.error().code()) || settled.Passed()) return checked;
       changed_.wait_for(lock, kSettleStep);
       continue;
@@ -234,7 +239,7 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
       LogInfo("bound", {{"resource", ResourceName(resource)},
                         {"allocation", binding->name()},
                         {"ids", ids.size()},
-                        {"gpu", binding->gpu},
+                        {"gpu", GpusOf(*binding)},
                         {"pod", binding->owner.pod.ToString()},
                         {"container", binding->owner.container}});
       return {};
@@ -283,7 +288,7 @@ Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
     if (!succeeded) effects_->Retract(binding.resource, binding.name());
     LogInfo("released", {{"resource", ResourceName(binding.resource)},
                          {"allocation", binding.name()},
-                         {"gpu", binding.gpu},
+                         {"gpu", GpusOf(binding)},
                          {"pod", binding.owner.pod.ToString()},
                          {"container", binding.owner.container}});
   }

@@ -45,13 +45,13 @@ class FakeNode : public Effects {
   }
   Result<Edits> EditsOf(const Binding& binding) const override {
     Edits edits;
-    edits.env["GPU"] = binding.gpu;
+    edits.env["GPU"] = binding.first_gpu();
     return edits;
   }
   Result<void> Publish(const Binding& binding) override {
     if (on_publish) on_publish();
     if (publish_error) return std::unexpected(*publish_error);
-    specs[CdiName(binding.resource, binding.name())] = binding.gpu;
+    specs[CdiName(binding.resource, binding.name())] = binding.first_gpu();
     return {};
   }
   void Retract(Resource resource, const std::string& name) override {
@@ -225,7 +225,7 @@ TEST_F(AllocatorTest, AYoungListProvesNothing) {
 }
 
 TEST_F(AllocatorTest, WhatAnEarlierRunBoundIsTakenOver) {
-  const Binding bound{Resource::kMemory, Ids('m', 0, 4), "GPU-a", {{"default", "pod"}, "gpushm"}};
+  const Binding bound{Resource::kMemory, Ids('m', 0, 4), {"GPU-a"}, {{"default", "pod"}, "gpushm"}};
   allocator_->Restore({bound});
   node_.Run("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4));
   ASSERT_TRUE(Start("pod", "app", Resource::kAttach, Ids('a', 0, 1)));

@@ -152,9 +152,11 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
   // The previous plugin may end now, and the next one may stand by.
   daemon->locks_.standby.Reset();
   LogInfo("ready", {{"gpus", daemon->advertisement_.gpus.size()},
-                    {"memory_ids", daemon->advertisement_.memory_ids.size()},
-                    {"attach_ids", daemon->advertisement_.attach_ids.size()},
-                    {"exclusive_ids", daemon->advertisement_.exclusive_ids.size()},
+                    {"memory_ids", daemon->advertisement_.ids[Resource::kMemory].size()},
+                    {"attach_ids", daemon->advertisement_.ids[Resource::kAttach].size()},
+                    {"exclusive_ids", daemon->advertisement_.ids[Resource::kExclusive].size()},
+                    {"gpus_ids", daemon->advertisement_.ids[Resource::kGpus].size()},
+                    {"nvlink_ids", daemon->advertisement_.ids[Resource::kNvlink].size()},
                     {"driver", daemon->driver_->version},
                     {"driver_root", daemon->driver_->root},
                     {"bindings", daemon->allocator_->bindings().size()},
@@ -385,7 +387,7 @@ Result<void> Daemon::OpenDeclared() {
     free[chosen->uuid] -= allocation.memory_bytes;
     const Result<std::string> folder = files_->MakeLinkFolder(allocation.name);
     if (!folder) return std::unexpected(folder.error());
-    if (auto opened = keeper_->Open(allocation.name, {chosen->uuid, allocation.memory_bytes});
+    if (auto opened = keeper_->Open(allocation.name, {{chosen->uuid}, allocation.memory_bytes});
         !opened) {
       return opened;
     }
@@ -413,7 +415,7 @@ void Daemon::TellDevices() {
   const std::lock_guard lock(tell_mutex_);
   std::map<Resource, uint64_t> told;
   for (const Resource resource : kResources) {
-    const DeviceIds& ids = advertisement_.IdsOf(resource);
+    const DeviceIds& ids = advertisement_.ids[resource];
     const DeviceIds unhealthy = allocator_->Unhealthy(resource, ids);
     told[resource] = unhealthy.size();
     if (registration_) registration_->SetDevices(resource, Listed(ids, unhealthy));
@@ -480,7 +482,7 @@ Result<void> Daemon::Register() {
 
 bool Daemon::HasHealthy(Resource resource) {
   const std::lock_guard lock(tell_mutex_);
-  const DeviceIds& ids = advertisement_.IdsOf(resource);
+  const DeviceIds& ids = advertisement_.ids[resource];
   return allocator_->Unhealthy(resource, ids).size() < ids.size();
 }
 
@@ -583,9 +585,11 @@ void Daemon::TakeConfig(TakenOver taken) {
     ConfigureLog(options_.config.log);
     LogInfo("reloaded", {{"file", options_.config_path},
                          {"gpus", advertisement_.gpus.size()},
-                         {"memory_ids", advertisement_.memory_ids.size()},
-                         {"attach_ids", advertisement_.attach_ids.size()},
-                         {"exclusive_ids", advertisement_.exclusive_ids.size()}});
+                         {"memory_ids", advertisement_.ids[Resource::kMemory].size()},
+                         {"attach_ids", advertisement_.ids[Resource::kAttach].size()},
+                         {"exclusive_ids", advertisement_.ids[Resource::kExclusive].size()},
+                         {"gpus_ids", advertisement_.ids[Resource::kGpus].size()},
+                         {"nvlink_ids", advertisement_.ids[Resource::kNvlink].size()}});
   });
 }
 

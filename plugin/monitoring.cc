@@ -127,7 +127,7 @@ void Monitoring::SetOffer(const Advertisement& advertisement,
               .missing = advertisement.missing};
   for (const Resource resource : kResources) {
     const auto found = unhealthy.find(resource);
-    offer.ids[resource] = {.devices = advertisement.IdsOf(resource).size(),
+    offer.ids[resource] = {.devices = advertisement.ids[resource].size(),
                            .unhealthy = found == unhealthy.end() ? 0 : found->second};
   }
   sampler_.SetDevices(advertisement.devices);

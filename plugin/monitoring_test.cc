@@ -294,7 +294,7 @@ TEST_F(MonitoringTest, ReadyIsWhatTheKubeletKnows) {
   EXPECT_EQ(Look().Sum("gpushm_plugin_registered"), 0.0);
   ASSERT_TRUE(kubelet_.Start());
   ready(200, "ok\n");
-  EXPECT_EQ(Look().Sum("gpushm_plugin_registered"), 3.0);
+  EXPECT_EQ(Look().Sum("gpushm_plugin_registered"), 5.0);
   EXPECT_EQ(Look().Sum("gpushm_plugin_registrations_total", {{"resource", kMemory}}), 1.0);
   kubelet_.Stop(ScriptedKubelet::Death::kKilled);
   ready(503, " is not registered with the kubelet: ");  // For the resource that is noticed first.

@@ -90,36 +90,38 @@ std::vector<std::string> Node::CdiNames(Resource resource, const std::string& na
 
 Result<Node::Subject> Node::SubjectOf(const Binding& binding) const {
   const bool sidecar = binding.resource == Resource::kMemory;
-  Subject subject{.device = {},
+  Subject subject{.devices = {},
                   .role = sidecar ? ContainerRole::kSidecar : ContainerRole::kApplication,
                   .own = own_};
   if (sidecar) subject.own.link_folder = parts_.files->LinkFolder(binding.name());
   const std::lock_guard lock(mutex_);
-  const auto found = devices_.find(binding.gpu);
-  if (found == devices_.end()) {
-    return Fail(Code::kDeviceLost, Concat("GPU ", binding.gpu, " is no longer on this node"),
-                "delete the pod to have it placed again");
+  for (const std::string& gpu : binding.gpus) {
+    const auto found = devices_.find(gpu);
+    if (found == devices_.end()) {
+      return Fail(Code::kDeviceLost, Concat("GPU ", gpu, " is no longer on this node"),
+                  "delete the pod to have it placed again");
+    }
+    subject.devices.push_back(found->second);
   }
-  subject.device = found->second;
   return subject;
 }
 
 Result<Edits> Node::EditsOf(const Binding& binding) const {
   const Result<Subject> subject = SubjectOf(binding);
   if (!subject) return std::unexpected(subject.error());
-  return EditsFor(driver_, subject->device, subject->role, subject->own);
+  return EditsFor(driver_, subject->devices, subject->role, subject->own);
 }
 
 Result<void> Node::Publish(const Binding& binding) {
   const Result<Subject> subject = SubjectOf(binding);
   if (!subject) return std::unexpected(subject.error());
-  const Result<Edits> edits = BindingEdits(driver_, subject->device, subject->role, subject->own);
+  const Result<Edits> edits = BindingEdits(driver_, subject->devices, subject->role, subject->own);
   if (!edits) return std::unexpected(edits.error());
   if (binding.resource == Resource::kMemory) {
     const Result<std::string> folder = parts_.files->MakeLinkFolder(binding.name());
     if (!folder) return std::unexpected(folder.error());
-    const LinkGrant grant{.gpu = binding.gpu,
-                          .pool_bytes = binding.ids.size() * unit_bytes_,
+    const LinkGrant grant{.gpus = binding.gpus,
+                          .pool_bytes = binding.UnitsOfEach() * unit_bytes_,
                           .pod = binding.owner.pod.ToString()};
     if (auto opened = parts_.keeper->Open(binding.name(), grant); !opened) return opened;
   }

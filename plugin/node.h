@@ -56,7 +56,7 @@ class Node final : public Effects {
 
  private:
   struct Subject {
-    Device device;
+    std::vector<Device> devices;
     ContainerRole role{};
     OwnFiles own;
   };

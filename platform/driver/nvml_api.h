@@ -32,7 +32,8 @@ namespace gpushm {
   X(nvmlDeviceGetRetiredPagesPendingStatus) X(nvmlDeviceGetTotalEccErrors)                        \
   X(nvmlDeviceGetFieldValues) X(nvmlDeviceGetTemperature) X(nvmlDeviceGetEnforcedPowerLimit)      \
   X(nvmlDeviceGetClockInfo) X(nvmlDeviceGetPcieThroughput)                                        \
-  X(nvmlDeviceGetCurrentClocksEventReasons) X(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+  X(nvmlDeviceGetCurrentClocksEventReasons) X(nvmlDeviceGetMPSComputeRunningProcesses_v3)   \
+  X(nvmlDeviceGetP2PStatus)
 // clang-format on
 
 class NvmlApi {

@@ -3,11 +3,41 @@
 #include <algorithm>
 #include <utility>
 
+#include "contract/limits.h"
+#include "plugin/binding/gpu_sets.h"
+
 namespace gpushm::plugin {
 namespace {
 
 bool Overlap(const DeviceIds& a, const DeviceIds& b) {
   return std::any_of(a.begin(), a.end(), [&b](const std::string& id) { return b.contains(id); });
+}
+
+// Calls visit(id, gpu) for each ID with the GPU that it stands for: with several GPUs, equal parts of
+// the IDs in their order. Fewer IDs than GPUs, such as the one of a container that attaches, all
+// stand for the first GPU.
+template <typename Visit>
+void ForEachPart(const DeviceIds& ids, const std::vector<std::string>& gpus, Visit visit) {
+  const size_t part = std::max<size_t>(ids.size() / gpus.size(), 1);
+  const bool parts = ids.size() >= gpus.size();
+  size_t index = 0;
+  for (const std::string& id : ids) {
+    visit(id, parts ? gpus[std::min(index / part, gpus.size() - 1)] : gpus.front());
+    ++index;
+  }
+}
+
+// Which of the GPUs have NVLink between them. Both sides must say it.
+void SetLinks(const std::vector<const Gpu*>& gpus, std::vector<Candidate>* candidates) {
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    for (size_t j = 0; j < std::min(gpus.size(), kMostCandidates); ++j) {
+      if (i == j || !gpus[i]->nvlink.contains(gpus[j]->uuid) ||
+          !gpus[j]->nvlink.contains(gpus[i]->uuid)) {
+        continue;
+      }
+      (*candidates)[i].nvlink |= uint64_t{1} << j;
+    }
+  }
 }
 
 }  // namespace
@@ -33,7 +63,7 @@ Result<Binding> Book::Bind(Resource resource, const DeviceIds& ids, const Snapsh
   Result<Binding> binding =
       resource == Resource::kMemory ? BindMemory(ids, *owner, now) : BindAttach(ids, *owner, now);
   if (!binding) return binding;
-  if (auto healthy = CheckHealth(binding->gpu); !healthy) return std::unexpected(healthy.error());
+  if (auto healthy = CheckHealth(*binding); !healthy) return std::unexpected(healthy.error());
   if (Find(resource, ids, *owner) == nullptr) {
     entries_.push_back({.binding = *binding, .listed_by = now.kubelet_run});
   }
@@ -103,13 +133,49 @@ Result<Binding> Book::BindMemory(const DeviceIds& ids, const Owner& owner, const
   }
   if (auto released = Release(ids, owner.ToString()); !released)
     return std::unexpected(released.error());
-  const DeviceIds& exclusive = now.IdsOf(owner, Resource::kExclusive);
-  const Result<std::string> gpu = Choose({.units = static_cast<uint32_t>(ids.size()),
-                                          .who = owner.ToString(),
-                                          .name_space = owner.pod.name_space,
-                                          .exclusive = !exclusive.empty()});
-  if (!gpu) return std::unexpected(gpu.error());
-  return Binding{Resource::kMemory, ids, *gpu, owner, exclusive};
+  const Result<Need> need = NeedOf(ids, owner, now);
+  if (!need) return std::unexpected(need.error());
+  Result<std::vector<std::string>> gpus = Choose(*need);
+  if (!gpus) return std::unexpected(gpus.error());
+  return Binding{Resource::kMemory, ids, std::move(*gpus), owner,
+                 now.IdsOf(owner, Resource::kExclusive)};
+}
+
+// What the sidecar's resources say together.
+Result<Book::Need> Book::NeedOf(const DeviceIds& ids, const Owner& owner,
+                                const Snapshot& now) const {
+  const size_t stated = now.IdsOf(owner, Resource::kGpus).size();
+  const size_t gpus = std::max<size_t>(stated, 1);
+  const size_t exclusive = now.IdsOf(owner, Resource::kExclusive).size();
+  const bool nvlink = !now.IdsOf(owner, Resource::kNvlink).empty();
+  const std::string requests =
+      Concat(owner.ToString(), " requests ", ids.size(), " units of gpushm.io/memory");
+  if (gpus > limits::kPodGpus || ids.size() % gpus != 0) {
+    return Fail(Code::kInvalidArgument,
+                Concat(requests, " and gpushm.io/gpus: ", stated,
+                       "; each GPU gives the same part, and a pod has at most ", limits::kPodGpus,
+                       " GPUs"),
+                "annotate the pod with gpushm.io/gpus, and the webhook requests both; by hand, "
+                "request a multiple, such as gpushm.io/memory: 16 with gpushm.io/gpus: 2");
+  }
+  if (exclusive != 0 && exclusive != gpus) {
+    return Fail(Code::kInvalidArgument,
+                Concat(requests, ", gpushm.io/exclusive: ", exclusive, " and gpushm.io/gpus: ",
+                       stated, "; a pod has all of its GPUs alone, or none"),
+                Concat("request gpushm.io/exclusive: ", gpus, ", or none"));
+  }
+  if (nvlink && gpus == 1) {
+    return Fail(Code::kInvalidArgument,
+                Concat(requests, " and gpushm.io/nvlink without gpushm.io/gpus; one GPU has no "
+                                 "NVLink to another GPU of the pod"),
+                "request gpushm.io/gpus: 2 or more, or leave gpushm.io/nvlink out");
+  }
+  return Need{.units = static_cast<uint32_t>(ids.size() / gpus),
+              .gpus = gpus,
+              .nvlink = nvlink,
+              .who = owner.ToString(),
+              .name_space = owner.pod.name_space,
+              .exclusive = exclusive != 0};
 }
 
 Result<Binding> Book::BindAttach(const DeviceIds& ids, const Owner& owner, const Snapshot& now) {
@@ -128,20 +194,21 @@ Result<Binding> Book::BindAttach(const DeviceIds& ids, const Owner& owner, const
                 "the container starts after its sidecar");
   }
   // Read from the sidecar each time: a successor can have the name and the token of a former pod.
-  Binding binding{Resource::kAttach, ids, sidecar->binding.gpu, owner};
+  Binding binding{Resource::kAttach, ids, sidecar->binding.gpus, owner};
   ForgetAttach(ids);
   return binding;
 }
 
-Result<void> Book::CheckExclusive(const DeviceIds& ids, const Snapshot& now) const {
-  const Result<Owner> owner = OwnerOf(Resource::kExclusive, ids, now);
+Result<void> Book::CheckSidecar(Resource resource, const DeviceIds& ids,
+                                const Snapshot& now) const {
+  const Result<Owner> owner = OwnerOf(resource, ids, now);
   if (!owner) return std::unexpected(owner.error());
   if (!now.IdsOf(*owner, Resource::kMemory).empty()) return {};
-  return Fail(
-      Code::kInvalidArgument,
-      Concat(owner->ToString(), " requests gpushm.io/exclusive without gpushm.io/memory"),
-      "request both for the sidecar only; the annotation gpushm.io/exclusive: \"true\" does "
-      "that");
+  return Fail(Code::kInvalidArgument,
+              Concat(owner->ToString(), " requests ", ResourceName(resource),
+                     " without gpushm.io/memory"),
+              "request both for the sidecar only; the webhook does that for the annotations "
+              "gpushm.io/exclusive: \"true\", gpushm.io/gpus: \"2\" and gpushm.io/topology: nvlink");
 }
 
 void Book::ForgetAttach(const DeviceIds& ids) {
@@ -156,20 +223,22 @@ Result<Binding> Book::BindEarly(Resource resource, const DeviceIds& ids) {
   const std::string who = Concat("the container with ", ids.size(), " device IDs (", *ids.begin(),
                                  " to ", *ids.rbegin(), ")");
   if (resource == Resource::kAttach) {
-    if (early_gpu_.empty()) {
+    if (early_gpus_.empty()) {
       return Fail(Code::kUnavailable, "gpushm.io/attach was requested before any gpushm.io/memory",
                   "make the sidecar, which requests gpushm.io/memory, the pod's first container");
     }
-    if (auto healthy = CheckHealth(early_gpu_); !healthy) return std::unexpected(healthy.error());
+    if (auto healthy = CheckHealth(early_gpus_.front()); !healthy) {
+      return std::unexpected(healthy.error());
+    }
     ForgetAttach(ids);
   } else {
     if (auto released = Release(ids, who); !released) return std::unexpected(released.error());
-    Result<std::string> gpu =
+    Result<std::vector<std::string>> gpus =
         Choose({.units = static_cast<uint32_t>(ids.size()), .who = who, .name_space = {}});
-    if (!gpu) return std::unexpected(gpu.error());
-    early_gpu_ = std::move(*gpu);
+    if (!gpus) return std::unexpected(gpus.error());
+    early_gpus_ = std::move(*gpus);
   }
-  entries_.push_back({.binding = {resource, ids, early_gpu_, Owner{}}});
+  entries_.push_back({.binding = {resource, ids, early_gpus_, Owner{}}});
   return entries_.back().binding;
 }
 
@@ -186,7 +255,7 @@ Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snaps
   }
   Binding& binding = found->binding;
   const bool starts_first = binding.owner == Owner{};
-  const Gpu* const gpu = FindGpu(binding.gpu);
+  const Gpu* const gpu = FindGpu(binding.first_gpu());
   if (starts_first && gpu != nullptr && gpu->closed()) {
     return Fail(Code::kExhausted,
                 Concat(owner->ToString(), " was given GPU ", gpu->uuid,
@@ -195,13 +264,14 @@ Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snaps
                 "delete the pod; its successor gets another GPU");
   }
   binding.owner = *owner;
-  if (auto healthy = CheckHealth(binding.gpu); !healthy) return std::unexpected(healthy.error());
+  if (auto healthy = CheckHealth(binding); !healthy) return std::unexpected(healthy.error());
   for (const Entry& other : entries_) {
     if (other.superseded || !(other.binding.owner.pod == owner->pod)) continue;
-    if (other.binding.gpu == binding.gpu) continue;
+    if (other.binding.gpus == binding.gpus) continue;
     return Fail(Code::kInvalidArgument,
-                Concat(owner->ToString(), " was given GPU ", binding.gpu, ", but container ",
-                       other.binding.owner.container, " of the same pod GPU ", other.binding.gpu),
+                Concat(owner->ToString(), " was given GPU ", binding.first_gpu(),
+                       ", but container ", other.binding.owner.container,
+                       " of the same pod GPU ", other.binding.first_gpu()),
                 "delete the pod to have it placed again; this cannot happen with strategy: cdi");
   }
   return binding;
@@ -222,7 +292,7 @@ std::optional<Book::Obstacle> Book::ObstacleOn(const Gpu& gpu, const Need& need)
   }
   for (const Entry& entry : entries_) {
     const Binding& binding = entry.binding;
-    if (binding.resource != Resource::kMemory || binding.gpu != gpu.uuid) continue;
+    if (binding.resource != Resource::kMemory || !binding.Has(gpu.uuid)) continue;
     const Pod& pod = binding.owner.pod;
     if (!binding.exclusive.empty()) {
       return Obstacle{
@@ -242,7 +312,8 @@ std::optional<Book::Obstacle> Book::ObstacleOn(const Gpu& gpu, const Need& need)
   return std::nullopt;
 }
 
-Result<std::string> Book::Choose(const Need& need) const {
+Result<std::vector<std::string>> Book::Choose(const Need& need) const {
+  if (need.gpus > 1) return ChooseSeveral(need);
   const uint32_t units = need.units;
   const Gpu* chosen = nullptr;
   uint32_t chosen_free = 0;
@@ -265,7 +336,7 @@ Result<std::string> Book::Choose(const Need& need) const {
     chosen = &gpu;
     chosen_free = free;
   }
-  if (chosen != nullptr) return chosen->uuid;
+  if (chosen != nullptr) return std::vector{chosen->uuid};
   const std::string needs = Concat(need.who, " needs ", Amount(units), " on one GPU");
   if (units > largest) {
     return Fail(Code::kUnsupported,
@@ -278,6 +349,79 @@ Result<std::string> Book::Choose(const Need& need) const {
     return Fail(Code::kExhausted, Concat(lacks, "; ", obstacle->reason), obstacle->remedy);
   }
   return Fail(Code::kExhausted, lacks, "the container starts when there is room");
+}
+
+Result<std::vector<std::string>> Book::ChooseSeveral(const Need& need) const {
+  std::vector<const Gpu*> gpus;
+  std::vector<Candidate> candidates;
+  for (const Gpu& gpu : gpus_) {
+    if (gpu.instance || !gpu.healthy || ObstacleOn(gpu, need)) continue;
+    const uint32_t free = FreeUnits(gpu.uuid);
+    if (free < need.units) continue;
+    gpus.push_back(&gpu);
+    const uint32_t cost = fit_ == Fit::kBest ? free : fit_ == Fit::kSpread ? ~free : 0;
+    candidates.push_back({.cost = cost});
+  }
+  SetLinks(gpus, &candidates);
+  auto set = CheapestSet(candidates, need.gpus, /*nvlink=*/true);
+  if (!set && !need.nvlink) set = CheapestSet(candidates, need.gpus, /*nvlink=*/false);
+  if (!set) return NoSet(need);
+  std::vector<std::string> chosen;
+  for (const size_t i : *set) chosen.push_back(gpus[i]->uuid);
+  return chosen;
+}
+
+// Why no set of GPUs has room: whether any ever can, and which is nearest to it.
+std::unexpected<Status> Book::NoSet(const Need& need) const {
+  const std::string needs = Concat(need.who, " needs ", Amount(need.units), " on each of ",
+                                   need.gpus, need.nvlink ? " GPUs with NVLink" : " GPUs");
+  struct State {
+    std::string lack;  // Empty: it could be taken.
+    std::string remedy;
+  };
+  std::vector<const Gpu*> gpus;
+  std::vector<Candidate> candidates;
+  std::vector<State> states;
+  for (const Gpu& gpu : gpus_) {
+    if (gpu.instance || gpu.units < need.units) continue;
+    const uint32_t free = FreeUnits(gpu.uuid);
+    uint32_t missing = need.units - std::min(need.units, free);
+    State state;
+    if (auto obstacle = ObstacleOn(gpu, need)) {
+      state = {std::move(obstacle->reason), std::move(obstacle->remedy)};
+      missing = gpu.units + 1;  // More than any GPU that is only full.
+    } else if (!gpu.healthy) {
+      state.lack = Concat("GPU ", gpu.uuid, " is unhealthy");
+      missing = gpu.units + 1;
+    } else if (missing > 0) {
+      state.lack = Concat("GPU ", gpu.uuid, " has ", Amount(free), " free and lacks ",
+                          Amount(missing));
+    }
+    gpus.push_back(&gpu);
+    candidates.push_back({.cost = missing});
+    states.push_back(std::move(state));
+  }
+  SetLinks(gpus, &candidates);
+  const auto set = CheapestSet(candidates, need.gpus, need.nvlink);
+  if (!set) {
+    return Fail(
+        Code::kUnsupported,
+        Concat(needs, ", but this node has ", gpus.size(),
+               gpus.size() == 1 ? " GPU" : " GPUs", " of that size",
+               need.nvlink && gpus.size() >= need.gpus ? " without NVLink between that many" : "",
+               " (MIG instances cannot be used together): it never starts here"),
+        "request fewer GPUs or less memory, or delete the pod and select a node with more GPUs");
+  }
+  std::string nearest;
+  std::string remedy = "the container starts when there is room";
+  for (const size_t i : *set) {
+    nearest += Concat(nearest.empty() ? "" : ", ", gpus[i]->uuid);
+    if (!states[i].remedy.empty()) remedy = states[i].remedy;
+  }
+  for (const size_t i : *set) {
+    if (!states[i].lack.empty()) nearest += Concat("; ", states[i].lack);
+  }
+  return Fail(Code::kExhausted, Concat(needs, "; the nearest set is ", nearest), remedy);
 }
 
 void Book::NoteLink(const std::string& name, bool open) {
@@ -336,6 +480,7 @@ bool Book::WaitsForProof() const {
 }
 
 DeviceIds Book::Unhealthy(Resource resource, const DeviceIds& all) const {
+  if (resource == Resource::kGpus || resource == Resource::kNvlink) return {};
   if (resource == Resource::kExclusive) return UnhealthyExclusive(all);
   size_t count = 0;
   DeviceIds sick;
@@ -343,11 +488,13 @@ DeviceIds Book::Unhealthy(Resource resource, const DeviceIds& all) const {
   std::map<std::string, size_t> bound;  // By GPU.
   std::set<std::string> alone;          // GPUs that a pod has alone.
   for (const Entry& entry : entries_) {
-    if (!entry.binding.exclusive.empty()) alone.insert(entry.binding.gpu);
-    if (entry.binding.resource != resource) continue;
-    DeviceIds& to = CheckHealth(entry.binding.gpu) ? bound_elsewhere : sick;
-    to.insert(entry.binding.ids.begin(), entry.binding.ids.end());
-    bound[entry.binding.gpu] += entry.binding.ids.size();
+    const Binding& binding = entry.binding;
+    if (!binding.exclusive.empty()) alone.insert(binding.gpus.begin(), binding.gpus.end());
+    if (binding.resource != resource) continue;
+    ForEachPart(binding.ids, binding.gpus, [&](const std::string& id, const std::string& gpu) {
+      (CheckHealth(gpu) ? bound_elsewhere : sick).insert(id);
+      ++bound[gpu];
+    });
   }
   for (const Gpu& gpu : gpus_) {
     const size_t stands_for = resource == Resource::kMemory ? gpu.units : gpu.tokens;
@@ -370,9 +517,11 @@ DeviceIds Book::UnhealthyExclusive(const DeviceIds& all) const {
   for (const Entry& entry : entries_) {
     const Binding& binding = entry.binding;
     if (binding.resource != Resource::kMemory) continue;
-    (binding.exclusive.empty() ? shared : alone).insert(binding.gpu);
-    DeviceIds& to = CheckHealth(binding.gpu) ? held : sick;
-    to.insert(binding.exclusive.begin(), binding.exclusive.end());
+    (binding.exclusive.empty() ? shared : alone).insert(binding.gpus.begin(), binding.gpus.end());
+    ForEachPart(binding.exclusive, binding.gpus,
+                [&](const std::string& id, const std::string& gpu) {
+                  (CheckHealth(gpu) ? held : sick).insert(id);
+                });
   }
   const auto count = static_cast<size_t>(std::ranges::count_if(gpus_, [&](const Gpu& gpu) {
     if (!gpu.healthy) return true;
@@ -399,7 +548,7 @@ uint32_t Book::FreeUnits(const std::string& gpu) const {
   size_t used = 0;
   for (const Entry& entry : entries_) {
     const Binding& binding = entry.binding;
-    if (binding.resource == Resource::kMemory && binding.gpu == gpu) used += binding.ids.size();
+    if (binding.resource == Resource::kMemory && binding.Has(gpu)) used += binding.UnitsOfEach();
   }
   return used >= found->units ? 0 : found->units - static_cast<uint32_t>(used);
 }
@@ -408,6 +557,13 @@ const Gpu* Book::FindGpu(const std::string& uuid) const {
   const auto found = std::find_if(gpus_.begin(), gpus_.end(),
                                   [&uuid](const Gpu& gpu) { return gpu.uuid == uuid; });
   return found == gpus_.end() ? nullptr : &*found;
+}
+
+Result<void> Book::CheckHealth(const Binding& binding) const {
+  for (const std::string& gpu : binding.gpus) {
+    if (auto healthy = CheckHealth(gpu); !healthy) return healthy;
+  }
+  return {};
 }
 
 Result<void> Book::CheckHealth(const std::string& uuid) const {

@@ -1,10 +1,11 @@
-// The book of bindings: which pod has which GPU (docs/design/plugin.md).
+// The book of bindings: which pod has which GPUs (docs/design/plugin.md).
 //
 // Pure: no I/O, no clock, no threads. The caller supplies what it observed and the time. It carries
 // out the result: writes or removes a CDI spec, drops descriptors.
 //
 // Terms: an *allocation* is the set of device IDs that the kubelet gave to one container; its
-// *name* is the smallest of them. A *binding* ties an allocation to a GPU.
+// *name* is the smallest of them. A *binding* ties an allocation to one GPU or several.
+//   With several, each GPU gives the same part of the memory.
 //
 // Invariants
 //   (1) The memory bindings of a GPU, including superseded ones, have at most as many units as the
@@ -14,13 +15,17 @@
 //       be closed. Second, the kubelet must have given one of its IDs to another container, or two
 //       listings must lack it. The two are kSeenProofMs apart if this run of the kubelet had listed
 //       it before. Otherwise they are kProofMs apart, because the list may still be incomplete.
-//   (4) All containers of a pod are bound to one GPU.
+//   (4) All containers of a pod are bound to the same GPUs, in the same order.
 //   (5) With Tenancy::kNamespace, no memory binding is made on a GPU that has one of another
 //       namespace.
 //   (6) No memory binding is made on a GPU that a pod has alone, nor one that is exclusive on a GPU
 //       that has another.
+//   (7) A binding of several GPUs has no MIG instance, because CUDA uses only one in a process. If
+//       it asked for NVLink, each two of its GPUs have it. If it did not, but GPUs with it have
+//       room, it has such ones.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -42,6 +47,8 @@ struct Gpu {
   // nobody else.
   std::string taken_by = {};
   std::string drained = {};  // Why an operator took it out of service, with the same effect.
+  bool instance = false;     // It is a MIG instance.
+  std::set<std::string> nvlink = {};  // UUIDs of GPUs that it reaches over NVLink.
   bool closed() const { return !taken_by.empty() || !drained.empty(); }
 };
 
@@ -51,18 +58,24 @@ enum class Tenancy {
   kNamespace,  // Those of one namespace.
 };
 
-// Which GPU to choose among those with room. kBest leaves the largest blocks whole; binding_bench
+// Which GPUs to choose among those with room. kBest leaves the largest blocks whole; binding_bench
 // compares it with the others.
 enum class Fit { kBest, kFirst, kSpread };
 
 struct Binding {
   Resource resource = Resource::kMemory;
   DeviceIds ids;
-  std::string gpu;  // UUID
+  std::vector<std::string> gpus;  // UUIDs, in the order of their numbers; at least one.
   Owner owner;
   // Of memory: the container's IDs of kExclusive. If it has any, no other pod gets the GPU.
   DeviceIds exclusive = {};
   const std::string& name() const { return *ids.begin(); }
+  const std::string& first_gpu() const { return gpus.front(); }
+  bool Has(const std::string& gpu) const {
+    return std::find(gpus.begin(), gpus.end(), gpu) != gpus.end();
+  }
+  // Of memory: how many of its IDs each GPU gives.
+  size_t UnitsOfEach() const { return ids.size() / gpus.size(); }
   friend bool operator==(const Binding&, const Binding&) = default;
 };
 
@@ -104,7 +117,7 @@ class Book {
   // proven. kExhausted: no GPU has room now. kUnsupported: no GPU of this node can ever have room.
   // kUnavailable: the pod's sidecar has no GPU yet. kDeviceLost: its GPU is unhealthy or gone.
   // kInvalidArgument: the pod is invalid, and a retry does not help.
-  // `resource` is kMemory or kAttach. That a pod has its GPU alone is part of its memory binding.
+  // `resource` is kMemory or kAttach. What the others say is part of the memory binding.
   Result<Binding> Bind(Resource resource, const DeviceIds& ids, const Snapshot& now);
 
   // ---- strategy "devices": the GPU is chosen in Allocate, when the owner of the IDs is unknown.
@@ -129,14 +142,15 @@ class Book {
   // Whether another listing may prove an end: a binding was missing and is still in the book.
   bool WaitsForProof() const;
 
-  // For PreStartContainer of kExclusive: checks that the container is a sidecar.
+  // For PreStartContainer of a resource that binds nothing: checks that the container is a sidecar.
   // kInvalidArgument: it is not. kNotFound, kContended: as for Bind.
-  Result<void> CheckExclusive(const DeviceIds& ids, const Snapshot& now) const;
+  Result<void> CheckSidecar(Resource resource, const DeviceIds& ids, const Snapshot& now) const;
 
   // The IDs to report unhealthy: as many of `all` as the unhealthy GPUs have, starting with those
   // bound there, plus as many as are free on GPUs that take no new pod: somebody else hands them
   // out, they are drained, or a pod has them alone. Of kExclusive also those of GPUs with pods that
-  // share them, because no pod can have them alone now.
+  // share them, because no pod can have them alone now. Of kGpus and kNvlink none: their number
+  // says what the node has, not what is free.
   DeviceIds Unhealthy(Resource resource, const DeviceIds& all) const;
 
   std::vector<Binding> bindings() const;  // Without superseded ones.
@@ -160,12 +174,17 @@ class Book {
   Result<Binding> BindMemory(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
   Result<Binding> BindAttach(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
   struct Need {
-    uint32_t units = 0;
+    uint32_t units = 0;  // On each GPU.
+    size_t gpus = 1;
+    bool nvlink = false;
     std::string who;         // For errors.
     std::string name_space;  // Of the pod; empty if it is unknown.
     bool exclusive = false;
   };
-  Result<std::string> Choose(const Need& need) const;
+  Result<Need> NeedOf(const DeviceIds& ids, const Owner& owner, const Snapshot& now) const;
+  Result<std::vector<std::string>> Choose(const Need& need) const;
+  Result<std::vector<std::string>> ChooseSeveral(const Need& need) const;
+  std::unexpected<Status> NoSet(const Need& need) const;
   // Why no pod with that need may be bound there, and the remedy; nothing if it may be.
   struct Obstacle {
     std::string reason;
@@ -178,6 +197,7 @@ class Book {
   const Entry* Find(Resource resource, const DeviceIds& ids, const Owner& owner) const;
   const Gpu* FindGpu(const std::string& uuid) const;
   Result<void> CheckHealth(const std::string& uuid) const;
+  Result<void> CheckHealth(const Binding& binding) const;
   std::string Amount(uint32_t units) const;
 
   uint64_t unit_bytes_;
@@ -186,7 +206,7 @@ class Book {
   Tenancy tenancy_ = Tenancy::kShared;
   std::vector<Gpu> gpus_;
   std::vector<Entry> entries_;
-  std::string early_gpu_;  // Of the last memory allocation of BindEarly.
+  std::vector<std::string> early_gpus_;  // Of the last memory allocation of BindEarly.
 };
 
 }  // namespace gpushm::plugin

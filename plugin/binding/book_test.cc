@@ -49,17 +49,17 @@ class BookTest : public ::testing::Test {
 };
 
 TEST_F(BookTest, SidecarGetsTheFullestGpuThatFits) {
-  EXPECT_EQ(Start("one", 0, 5)->gpu, "GPU-b");
-  EXPECT_EQ(Start("two", 10, 1)->gpu, "GPU-b") << "1 unit is left there, 10 on the other GPU";
-  EXPECT_EQ(Start("three", 20, 1)->gpu, "GPU-a");
+  EXPECT_EQ(Start("one", 0, 5)->first_gpu(), "GPU-b");
+  EXPECT_EQ(Start("two", 10, 1)->first_gpu(), "GPU-b") << "1 unit is left there, 10 on the other GPU";
+  EXPECT_EQ(Start("three", 20, 1)->first_gpu(), "GPU-a");
   EXPECT_EQ(book_.FreeUnits("GPU-a"), 9u);
   EXPECT_EQ(book_.FreeUnits("GPU-b"), 0u);
 }
 
 TEST_F(BookTest, ContainersOfAPodFollowTheirSidecar) {
-  ASSERT_EQ(Start("pod", 0, 8)->gpu, "GPU-a");
-  EXPECT_EQ(Attach("pod", "app", 1)->gpu, "GPU-a");
-  EXPECT_EQ(Attach("pod", "other", 2)->gpu, "GPU-a");
+  ASSERT_EQ(Start("pod", 0, 8)->first_gpu(), "GPU-a");
+  EXPECT_EQ(Attach("pod", "app", 1)->first_gpu(), "GPU-a");
+  EXPECT_EQ(Attach("pod", "other", 2)->first_gpu(), "GPU-a");
 }
 
 TEST_F(BookTest, TheSameAnswerAgainForARestartedContainer) {
@@ -125,7 +125,7 @@ TEST_F(BookTest, TwoSidecarsAreThePodsMistake) {
 
 // A StatefulSet's successor has the same pod name, container and IDs ...
 TEST_F(BookTest, ASuccessorInheritsNothing) {
-  ASSERT_EQ(Start("set-0", 0, 6)->gpu, "GPU-b");
+  ASSERT_EQ(Start("set-0", 0, 6)->first_gpu(), "GPU-b");
   EXPECT_THAT(book_.Supersede(Ids('m', 0, 6)), ElementsAre("m1000"));
   EXPECT_THAT(book_.bindings(), IsEmpty());
   EXPECT_EQ(book_.FreeUnits("GPU-b"), 0u) << "taken until the end of the first pod is proven";
@@ -135,11 +135,11 @@ TEST_F(BookTest, ASuccessorInheritsNothing) {
 
 // ... and its application container has the same token, while the sidecar is now bound elsewhere.
 TEST_F(BookTest, ASuccessorsContainersFollowItsOwnSidecar) {
-  ASSERT_EQ(Start("set-0", 0, 6)->gpu, "GPU-b");
-  ASSERT_EQ(Attach("set-0", "app", 1)->gpu, "GPU-b");
+  ASSERT_EQ(Start("set-0", 0, 6)->first_gpu(), "GPU-b");
+  ASSERT_EQ(Attach("set-0", "app", 1)->first_gpu(), "GPU-b");
   ForgetAll();
-  ASSERT_EQ(Start("set-0", 10, 8)->gpu, "GPU-a");
-  EXPECT_EQ(Attach("set-0", "app", 1)->gpu, "GPU-a");
+  ASSERT_EQ(Start("set-0", 10, 8)->first_gpu(), "GPU-a");
+  EXPECT_EQ(Attach("set-0", "app", 1)->first_gpu(), "GPU-a");
 }
 
 TEST_F(BookTest, AFormerBrokerThatRunsHoldsItsIds) {
@@ -202,10 +202,10 @@ TEST_F(BookTest, AShortGapInTheListReleasesNothing) {
 }
 
 TEST_F(BookTest, SickGpuTakesNobodyAndSaysSo) {
-  ASSERT_EQ(Start("pod", 0, 2)->gpu, "GPU-b");
+  ASSERT_EQ(Start("pod", 0, 2)->first_gpu(), "GPU-b");
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
                  {.uuid = "GPU-b", .units = 6, .tokens = 4, .healthy = false}});
-  EXPECT_EQ(Start("new", 10, 1)->gpu, "GPU-a");
+  EXPECT_EQ(Start("new", 10, 1)->first_gpu(), "GPU-a");
   const Result<Binding> again = book_.Bind(Resource::kMemory, Ids('m', 0, 2), now_);
   EXPECT_EQ(again.error().code(), Code::kDeviceLost);
   EXPECT_THAT(again.error().ToString(),
@@ -215,8 +215,8 @@ TEST_F(BookTest, SickGpuTakesNobodyAndSaysSo) {
 }
 
 TEST_F(BookTest, AsManyIdsAreSickAsTheGpuStandsFor) {
-  ASSERT_EQ(Start("there", 3, 2)->gpu, "GPU-b");
-  ASSERT_EQ(Start("elsewhere", 8, 5)->gpu, "GPU-a");
+  ASSERT_EQ(Start("there", 3, 2)->first_gpu(), "GPU-b");
+  ASSERT_EQ(Start("elsewhere", 8, 5)->first_gpu(), "GPU-a");
   ASSERT_TRUE(Attach("there", "app", 2));
   EXPECT_THAT(book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16)), IsEmpty());
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
@@ -231,12 +231,12 @@ TEST_F(BookTest, AsManyIdsAreSickAsTheGpuStandsFor) {
 
 // Containers that are bound there stay and may restart; no new pod is bound.
 TEST_F(BookTest, AGpuThatSomebodyElseHandsOutTakesNobodyNew) {
-  ASSERT_EQ(Start("there", 3, 2)->gpu, "GPU-b");
+  ASSERT_EQ(Start("there", 3, 2)->first_gpu(), "GPU-b");
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
                  {.uuid = "GPU-b", .units = 6, .tokens = 4, .taken_by = "nvidia.com/gpu"}});
-  EXPECT_EQ(Start("new", 10, 1)->gpu, "GPU-a") << "best fit would choose the other GPU";
+  EXPECT_EQ(Start("new", 10, 1)->first_gpu(), "GPU-a") << "best fit would choose the other GPU";
   EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 3, 2), now_)) << "the container may restart";
-  EXPECT_EQ(Attach("there", "app", 1)->gpu, "GPU-b");
+  EXPECT_EQ(Attach("there", "app", 1)->first_gpu(), "GPU-b");
   // Its free units are reported unhealthy; those that are bound stay healthy.
   const DeviceIds unhealthy = book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16));
   EXPECT_THAT(unhealthy, SizeIs(4));
@@ -252,13 +252,13 @@ TEST_F(BookTest, AGpuThatSomebodyElseHandsOutTakesNobodyNew) {
 }
 
 TEST_F(BookTest, ADrainedGpuTakesNobodyNewAndKeepsItsPods) {
-  ASSERT_EQ(Start("there", 3, 2)->gpu, "GPU-b");
+  ASSERT_EQ(Start("there", 3, 2)->first_gpu(), "GPU-b");
   const Gpu other{.uuid = "GPU-a", .units = 10, .tokens = 4};
   Gpu drained{.uuid = "GPU-b", .units = 6, .tokens = 4, .drained = "a fan is loud"};
   book_.SetGpus({other, drained});
-  EXPECT_EQ(Start("new", 10, 1)->gpu, "GPU-a") << "best fit would choose the other GPU";
+  EXPECT_EQ(Start("new", 10, 1)->first_gpu(), "GPU-a") << "best fit would choose the other GPU";
   EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 3, 2), now_)) << "the container may restart";
-  EXPECT_EQ(Attach("there", "app", 1)->gpu, "GPU-b");
+  EXPECT_EQ(Attach("there", "app", 1)->first_gpu(), "GPU-b");
   EXPECT_THAT(book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16)), SizeIs(4));
   ASSERT_TRUE(Start("full", 20, 9));
   const Result<Binding> none = Start("late", 30, 3);
@@ -268,12 +268,12 @@ TEST_F(BookTest, ADrainedGpuTakesNobodyNewAndKeepsItsPods) {
   EXPECT_THAT(none.error().ToString(), HasSubstr("gpushmctl gpu undrain GPU-b"));
   drained.drained.clear();
   book_.SetGpus({other, drained});
-  EXPECT_EQ(book_.Bind(Resource::kMemory, Ids('m', 30, 3), now_)->gpu, "GPU-b");
+  EXPECT_EQ(book_.Bind(Resource::kMemory, Ids('m', 30, 3), now_)->first_gpu(), "GPU-b");
 }
 
 TEST_F(BookTest, APodThatWasPlacedEarlyOnAGpuThatIsDrainedNowDoesNotStartThere) {
   book_.Supersede(Ids('m', 0, 2));
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 2))->gpu, "GPU-b");
+  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 2))->first_gpu(), "GPU-b");
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
                  {.uuid = "GPU-b", .units = 6, .tokens = 4, .drained = "a fan is loud"}});
   now_.Add(OwnerNamed("pod", "gpushm"), Resource::kMemory, Ids('m', 0, 2));
@@ -290,8 +290,8 @@ TEST_F(BookTest, NamespacesDoNotShareAGpuUnlessTheyMay) {
     return book_.Bind(Resource::kMemory, ids, now_);
   };
   book_.SetTenancy(Tenancy::kNamespace);
-  EXPECT_EQ(start("red", 0, 2)->gpu, "GPU-b");
-  EXPECT_EQ(start("blue", 10, 2)->gpu, "GPU-a") << "best fit would choose the other GPU";
+  EXPECT_EQ(start("red", 0, 2)->first_gpu(), "GPU-b");
+  EXPECT_EQ(start("blue", 10, 2)->first_gpu(), "GPU-a") << "best fit would choose the other GPU";
   const Result<Binding> third = start("green", 20, 2);
   ASSERT_FALSE(third);
   EXPECT_EQ(third.error().code(), Code::kExhausted);
@@ -305,7 +305,7 @@ TEST_F(BookTest, NamespacesDoNotShareAGpuUnlessTheyMay) {
   book_.Observe(now_, Book::kProofMs);
   EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 20, 2), now_));
   book_.SetTenancy(Tenancy::kShared);
-  EXPECT_EQ(start("yellow", 30, 4)->gpu, "GPU-b") << "best fit, beside the pod of green";
+  EXPECT_EQ(start("yellow", 30, 4)->first_gpu(), "GPU-b") << "best fit, beside the pod of green";
 }
 
 // A pod that wants its GPU alone gets an empty one, and nobody joins it there.
@@ -315,22 +315,22 @@ TEST_F(BookTest, APodCanHaveItsGpuAlone) {
     book_.Supersede(Ids('m', first, count));
     now_.Add(owner, Resource::kMemory, Ids('m', first, count));
     now_.Add(owner, Resource::kExclusive, Ids('x', exclusive, 1));
-    EXPECT_TRUE(book_.CheckExclusive(Ids('x', exclusive, 1), now_));
+    EXPECT_TRUE(book_.CheckSidecar(Resource::kExclusive, Ids('x', exclusive, 1), now_));
     return book_.Bind(Resource::kMemory, Ids('m', first, count), now_);
   };
   const DeviceIds all = Ids('x', 0, 2);
   EXPECT_THAT(book_.Unhealthy(Resource::kExclusive, all), IsEmpty());
-  ASSERT_EQ(Start("shares", 0, 2)->gpu, "GPU-b");
+  ASSERT_EQ(Start("shares", 0, 2)->first_gpu(), "GPU-b");
   EXPECT_THAT(book_.Unhealthy(Resource::kExclusive, all), SizeIs(1)) << "GPU-b has a pod";
   const Result<Binding> alone = start("alone", 10, 1, 0);
   ASSERT_TRUE(alone) << alone.error().ToString();
-  EXPECT_EQ(alone->gpu, "GPU-a") << "best fit would choose the other GPU";
+  EXPECT_EQ(alone->first_gpu(), "GPU-a") << "best fit would choose the other GPU";
   EXPECT_EQ(alone->exclusive, Ids('x', 0, 1));
   EXPECT_EQ(book_.Unhealthy(Resource::kExclusive, all), Ids('x', 1, 1)) << "the other is in use";
   // What is free on its GPU is nobody's: 9 of 10 units.
   EXPECT_THAT(book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16)), SizeIs(9));
-  EXPECT_EQ(start("alone", 10, 1, 0)->gpu, "GPU-a") << "the container may restart";
-  EXPECT_EQ(Attach("alone", "app", 1)->gpu, "GPU-a");
+  EXPECT_EQ(start("alone", 10, 1, 0)->first_gpu(), "GPU-a") << "the container may restart";
+  EXPECT_EQ(Attach("alone", "app", 1)->first_gpu(), "GPU-a");
 
   const Result<Binding> joins = Start("joins", 20, 5);
   ASSERT_FALSE(joins);
@@ -357,12 +357,12 @@ TEST_F(BookTest, APodCanHaveItsGpuAlone) {
 
 TEST_F(BookTest, OnlyASidecarCanAskForAGpuOfItsOwn) {
   now_.Add(OwnerNamed("pod", "app"), Resource::kExclusive, Ids('x', 0, 1));
-  const auto refused = book_.CheckExclusive(Ids('x', 0, 1), now_);
+  const auto refused = book_.CheckSidecar(Resource::kExclusive, Ids('x', 0, 1), now_);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
   EXPECT_THAT(refused.error().what(),
               HasSubstr("container app requests gpushm.io/exclusive without gpushm.io/memory"));
-  EXPECT_EQ(book_.CheckExclusive(Ids('x', 5, 1), now_).error().code(), Code::kNotFound);
+  EXPECT_EQ(book_.CheckSidecar(Resource::kExclusive, Ids('x', 5, 1), now_).error().code(), Code::kNotFound);
 }
 
 // A sick or drained GPU is no pod's own. The IDs of a pod that has one are sick with it.
@@ -371,7 +371,7 @@ TEST_F(BookTest, SickAndDrainedGpusAreNobodysOwn) {
                  {.uuid = "GPU-b", .units = 6, .tokens = 4, .drained = "a fan is loud"}});
   EXPECT_THAT(book_.Unhealthy(Resource::kExclusive, Ids('x', 0, 2)), SizeIs(1));
   now_.Add(OwnerNamed("alone", "gpushm"), Resource::kExclusive, Ids('x', 1, 1));
-  ASSERT_EQ(Start("alone", 0, 2)->gpu, "GPU-a");
+  ASSERT_EQ(Start("alone", 0, 2)->first_gpu(), "GPU-a");
   EXPECT_EQ(book_.Unhealthy(Resource::kExclusive, Ids('x', 0, 2)), Ids('x', 0, 1));
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4, .healthy = false},
                  {.uuid = "GPU-b", .units = 6, .tokens = 4}});
@@ -381,7 +381,7 @@ TEST_F(BookTest, SickAndDrainedGpusAreNobodysOwn) {
 // Strategy "devices" chooses at admission, by the last check.
 TEST_F(BookTest, APodThatWasPlacedEarlyOnAGpuThatIsTakenNowDoesNotStartThere) {
   book_.Supersede(Ids('m', 0, 2));
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 2))->gpu, "GPU-b");
+  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 2))->first_gpu(), "GPU-b");
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
                  {.uuid = "GPU-b", .units = 6, .tokens = 4, .taken_by = "nvidia.com/gpu"}});
   now_.Add(OwnerNamed("pod", "gpushm"), Resource::kMemory, Ids('m', 0, 2));
@@ -396,7 +396,7 @@ TEST_F(BookTest, RestoredBindingsCount) {
   ASSERT_TRUE(Start("pod", 0, 7));
   for (const Binding& binding : book_.bindings()) later.Restore(binding);
   EXPECT_EQ(later.FreeUnits("GPU-a"), 3u);
-  EXPECT_EQ(later.Bind(Resource::kMemory, Ids('m', 0, 7), now_)->gpu, "GPU-a");
+  EXPECT_EQ(later.Bind(Resource::kMemory, Ids('m', 0, 7), now_)->first_gpu(), "GPU-a");
 }
 
 // It would see two GPUs, and its pod's buffers are on only one of them.
@@ -416,10 +416,10 @@ TEST_F(BookTest, AContainerWithAnotherPluginsGpuIsRefusedUnlessToldToCoexist) {
 
 TEST_F(BookTest, EarlyAttachFollowsTheMemoryBeforeIt) {
   EXPECT_EQ(book_.BindEarly(Resource::kAttach, Ids('a', 0, 1)).error().code(), Code::kUnavailable);
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 8))->gpu, "GPU-a");
-  EXPECT_EQ(book_.BindEarly(Resource::kAttach, Ids('a', 0, 1))->gpu, "GPU-a");
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 8, 6))->gpu, "GPU-b");
-  EXPECT_EQ(book_.BindEarly(Resource::kAttach, Ids('a', 1, 1))->gpu, "GPU-b");
+  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 8))->first_gpu(), "GPU-a");
+  EXPECT_EQ(book_.BindEarly(Resource::kAttach, Ids('a', 0, 1))->first_gpu(), "GPU-a");
+  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 8, 6))->first_gpu(), "GPU-b");
+  EXPECT_EQ(book_.BindEarly(Resource::kAttach, Ids('a', 1, 1))->first_gpu(), "GPU-b");
   const auto full = book_.BindEarly(Resource::kMemory, Ids('m', 14, 6));
   ASSERT_FALSE(full);
   EXPECT_EQ(full.error().code(), Code::kExhausted);
@@ -428,16 +428,16 @@ TEST_F(BookTest, EarlyAttachFollowsTheMemoryBeforeIt) {
   now_.Add(OwnerNamed("one", "gpushm"), Resource::kMemory, Ids('m', 0, 8));
   now_.Add(OwnerNamed("one", "app"), Resource::kAttach, Ids('a', 0, 1));
   EXPECT_EQ(book_.Prove(Resource::kMemory, Ids('m', 0, 8), now_)->owner.container, "gpushm");
-  EXPECT_EQ(book_.Prove(Resource::kAttach, Ids('a', 0, 1), now_)->gpu, "GPU-a");
-  EXPECT_EQ(book_.Prove(Resource::kAttach, Ids('a', 0, 1), now_)->gpu, "GPU-a") << "again";
+  EXPECT_EQ(book_.Prove(Resource::kAttach, Ids('a', 0, 1), now_)->first_gpu(), "GPU-a");
+  EXPECT_EQ(book_.Prove(Resource::kAttach, Ids('a', 0, 1), now_)->first_gpu(), "GPU-a") << "again";
 }
 
 // The calls of two pods are mixed, contrary to all measurements: this is found before a container
 // starts.
 TEST_F(BookTest, EarlyBindingsOfAPodOnTwoGpusAreRefused) {
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 8))->gpu, "GPU-a");
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 8, 6))->gpu, "GPU-b");
-  ASSERT_EQ(book_.BindEarly(Resource::kAttach, Ids('a', 0, 1))->gpu, "GPU-b");
+  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 8))->first_gpu(), "GPU-a");
+  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 8, 6))->first_gpu(), "GPU-b");
+  ASSERT_EQ(book_.BindEarly(Resource::kAttach, Ids('a', 0, 1))->first_gpu(), "GPU-b");
   now_.Add(OwnerNamed("one", "gpushm"), Resource::kMemory, Ids('m', 0, 8));
   now_.Add(OwnerNamed("one", "app"), Resource::kAttach, Ids('a', 0, 1));
   ASSERT_TRUE(book_.Prove(Resource::kMemory, Ids('m', 0, 8), now_));

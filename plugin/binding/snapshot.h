@@ -14,26 +14,40 @@
 
 namespace gpushm::plugin {
 
-// Three extended resources. Their order is that of kResources.
+// Extended resources. The last three say what the memory must be like. Only the sidecar requests
+// them, and they bind nothing by themselves.
 enum class Resource {
   kMemory,     // Units of GPU memory.
-  kAttach,     // Permission to use the pod's GPU.
+  kAttach,     // Permission to use the pod's GPUs.
   kExclusive,  // GPUs that no other pod gets.
+  kGpus,       // Number of GPUs, if the pod has several.
+  kNvlink,     // NVLink between all of them.
 };
 inline constexpr std::array kResources = {Resource::kMemory, Resource::kAttach,
-                                          Resource::kExclusive};
+                                          Resource::kExclusive, Resource::kGpus, Resource::kNvlink};
+
+// One value for each resource, in the order of kResources.
+template <typename Value>
+class PerResource : public std::array<Value, kResources.size()> {
+ public:
+  using Base = std::array<Value, kResources.size()>;
+  using Base::operator[];
+  Value& operator[](Resource resource) { return Base::operator[](static_cast<size_t>(resource)); }
+  const Value& operator[](Resource resource) const {
+    return Base::operator[](static_cast<size_t>(resource));
+  }
+};
+
+constexpr bool BindsNothing(Resource resource) {
+  return resource != Resource::kMemory && resource != Resource::kAttach;
+}
 
 // The name in pod specs and for the kubelet.
 inline std::string ResourceName(Resource resource) {
-  switch (resource) {
-    case Resource::kMemory:
-      return "gpushm.io/memory";
-    case Resource::kAttach:
-      return "gpushm.io/attach";
-    case Resource::kExclusive:
-      return "gpushm.io/exclusive";
-  }
-  return {};
+  static constexpr PerResource<const char*> kNames = {
+      {"gpushm.io/memory", "gpushm.io/attach", "gpushm.io/exclusive", "gpushm.io/gpus",
+       "gpushm.io/nvlink"}};
+  return kNames[resource];
 }
 
 using DeviceIds = std::set<std::string>;

@@ -128,18 +128,21 @@ Edits SharedEdits(const DriverFiles& driver, const OwnFiles& own) {
   return edits;
 }
 
-Result<Edits> BindingEdits(const DriverFiles& driver, const Device& device, ContainerRole role,
-                           const OwnFiles& own) {
+Result<Edits> BindingEdits(const DriverFiles& driver, const std::vector<Device>& devices,
+                           ContainerRole role, const OwnFiles& own) {
   Edits edits;
-  const Edits* const known =
-      driver.kind == DriverKind::kNvidiaSpec ? FindInSpec(driver, device) : nullptr;
-  if (known != nullptr) {
-    edits = *known;
-    edits.env.erase("NVIDIA_VISIBLE_DEVICES");  // The shared spec has it.
-  } else if (driver.kind == DriverKind::kSimulated) {
-    edits.env["GPUSHM_SIM_DEVICES"] = device.uuid;
-  } else if (auto added = AddGpuNodes(driver, device, &edits); !added) {
-    return std::unexpected(added.error());
+  for (const Device& device : devices) {
+    const Edits* const known =
+        driver.kind == DriverKind::kNvidiaSpec ? FindInSpec(driver, device) : nullptr;
+    if (known != nullptr) {
+      Merge(&edits, *known);
+      edits.env.erase("NVIDIA_VISIBLE_DEVICES");  // The shared spec has it.
+    } else if (driver.kind == DriverKind::kSimulated) {
+      std::string& visible = edits.env["GPUSHM_SIM_DEVICES"];
+      visible += (visible.empty() ? "" : ",") + device.uuid;
+    } else if (auto added = AddGpuNodes(driver, device, &edits); !added) {
+      return std::unexpected(added.error());
+    }
   }
   if (role == ContainerRole::kSidecar && !own.link_folder.empty()) {
     edits.mounts.push_back(
@@ -148,10 +151,10 @@ Result<Edits> BindingEdits(const DriverFiles& driver, const Device& device, Cont
   return edits;
 }
 
-Result<Edits> EditsFor(const DriverFiles& driver, const Device& device, ContainerRole role,
-                       const OwnFiles& own) {
+Result<Edits> EditsFor(const DriverFiles& driver, const std::vector<Device>& devices,
+                       ContainerRole role, const OwnFiles& own) {
   Edits edits = SharedEdits(driver, own);
-  const Result<Edits> more = BindingEdits(driver, device, role, own);
+  const Result<Edits> more = BindingEdits(driver, devices, role, own);
   if (!more) return more;
   Merge(&edits, *more);
   return edits;

@@ -100,7 +100,7 @@ class DriverFilesTest : public ::testing::Test {
   }
   Edits For(const DriverFiles& driver, const Device& device = Gpu(),
             ContainerRole role = ContainerRole::kApplication, const OwnFiles& own = {}) const {
-    Result<Edits> edits = EditsFor(driver, device, role, own);
+    Result<Edits> edits = EditsFor(driver, {device}, role, own);
     EXPECT_TRUE(edits) << edits.error().ToString();
     return edits ? *edits : Edits{};
   }
@@ -164,7 +164,7 @@ TEST_F(DriverFilesTest, NodesOfTheOneGpu) {
   EXPECT_EQ(Node(edits, "/dev/nvidiactl"), "/dev/nvidiactl");
   EXPECT_EQ(Node(edits, "/dev/nvidia-uvm"), "/dev/nvidia-uvm");
   EXPECT_EQ(Node(edits, "/dev/nvidia-uvm-tools"), "/dev/nvidia-uvm-tools");
-  const auto missing = EditsFor(driver, Gpu(7), ContainerRole::kApplication, {});
+  const auto missing = EditsFor(driver, {Gpu(7)}, ContainerRole::kApplication, {});
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().remedy(), "create it with nvidia-modprobe -c 7");
 }
@@ -185,9 +185,9 @@ TEST_F(DriverFilesTest, CapabilitiesOfAMigInstance) {
   EXPECT_EQ(Node(edits, "/dev/nvidia-caps/nvidia-cap32"), "/dev/nvidia-caps/nvidia-cap32");
   Device old = Instance();
   old.gpu_instance = kNoInstance;
-  EXPECT_EQ(EditsFor(driver, old, ContainerRole::kApplication, {}).error().code(), Code::kNotFound);
+  EXPECT_EQ(EditsFor(driver, {old}, ContainerRole::kApplication, {}).error().code(), Code::kNotFound);
   fs::remove_all(Host("/proc/driver/nvidia"));
-  EXPECT_FALSE(EditsFor(driver, Instance(), ContainerRole::kApplication, {}));
+  EXPECT_FALSE(EditsFor(driver, {Instance()}, ContainerRole::kApplication, {}));
   Put("/proc/driver/nvidia-caps/mig-minors",
       "config 1\nmonitor 2\ngpu0/gi3/access 30\ngpu0/gi3/ci1/access 32\ngpu0/gi33/access 300\n");
   EXPECT_EQ(For(driver, Instance()), edits) << "the same result from the list of all capabilities";
@@ -211,9 +211,20 @@ TEST_F(DriverFilesTest, OwnFilesByRole) {
   EXPECT_EQ(Node(sidecar, "/dev/nvidia0"), "/dev/nvidia0");
   const Binding binding = {.resource = Resource::kMemory,
                            .ids = {"m0003"},
-                           .gpu = Gpu().uuid,
+                           .gpus = {Gpu().uuid},
                            .owner = {.pod = {.name_space = "a", .name = "b"}, .container = "c"}};
   EXPECT_TRUE(SpecText(binding, sidecar)) << "the edits can be written as a spec";
+}
+
+TEST_F(DriverFilesTest, APodOfSeveralGpusGetsTheNodesOfAll) {
+  PutLibraries("/usr/lib64");
+  PutNodes();
+  Put("/dev/nvidia1");
+  const DriverFiles driver = Found();
+  const auto edits = BindingEdits(driver, {Gpu(0), Gpu(1)}, ContainerRole::kApplication, {});
+  ASSERT_TRUE(edits) << edits.error().ToString();
+  EXPECT_THAT(edits->device_nodes, ElementsAre(Field(&DeviceNode::host_path, "/dev/nvidia0"),
+                                               Field(&DeviceNode::host_path, "/dev/nvidia1")));
 }
 
 // Goal: the two specs of a container together contain what one spec would, and the part that
@@ -225,7 +236,7 @@ TEST_F(DriverFilesTest, SharedAndOwnPart) {
   const OwnFiles own = {.library = "/state/lib/libgpushm.so.0",
                         .ctl = "/state/bin/gpushmctl",
                         .link_folder = "/state/links/m0003"};
-  const Edits part = *BindingEdits(driver, Gpu(), ContainerRole::kSidecar, own);
+  const Edits part = *BindingEdits(driver, {Gpu()}, ContainerRole::kSidecar, own);
   EXPECT_THAT(part.env, IsEmpty());
   EXPECT_THAT(part.device_nodes, ElementsAre(Field(&DeviceNode::host_path, "/dev/nvidia0")));
   EXPECT_THAT(part.mounts, ElementsAre(Field(&Mount::container_path, "/run/gpushm-link")));

@@ -21,7 +21,7 @@ Binding NumberedBinding(int i) {
   std::snprintf(id, sizeof id, "%c%04d", i < kMemory ? 'm' : 'a', i < kMemory ? i : i - kMemory);
   return {.resource = i < kMemory ? Resource::kMemory : Resource::kAttach,
           .ids = {id},
-          .gpu = "GPU-aaaaaaaa-0000-0000-0000-000000000001",
+          .gpus = {"GPU-aaaaaaaa-0000-0000-0000-000000000001"},
           .owner = {.pod = {.name_space = "team-a", .name = "llm-0"}, .container = "server"}};
 }
 

@@ -29,7 +29,7 @@ constexpr char kFile[] = "gpushm.io-memory-m0003.json";
 Binding Sidecar() {
   return {.resource = Resource::kMemory,
           .ids = {"m0003", "m0004", "m0017"},
-          .gpu = kGpu,
+          .gpus = {kGpu},
           .owner = {.pod = {.name_space = "team-a", .name = "llm-7d9f.worker-0"},
                     .container = "gpushm-sidecar"}};
 }
@@ -37,7 +37,7 @@ Binding Sidecar() {
 Binding Application(const std::string& id = "a0003") {
   return {.resource = Resource::kAttach,
           .ids = {id},
-          .gpu = kGpu,
+          .gpus = {kGpu},
           .owner = {.pod = {.name_space = "team-a", .name = "llm-0"}, .container = "server"}};
 }
 
@@ -151,7 +151,7 @@ TEST(SpecStore, AnEqualSpecIsNotWrittenAgain) {
   ASSERT_EQ(stat((folder / kFile).c_str(), &after), 0);
   EXPECT_EQ(before.st_ino, after.st_ino);
   Binding moved = Sidecar();
-  moved.gpu = "MIG-aaaaaaaa-0000-0000-0000-000000000009";
+  moved.gpus = {"MIG-aaaaaaaa-0000-0000-0000-000000000009"};
   EXPECT_TRUE(*store.Write(moved, SomeEdits()));
   EXPECT_THAT(ReadAll(store).bindings, ElementsAre(moved));
 }
@@ -273,8 +273,32 @@ TEST(SpecStore, EveryValueIsChecked) {
     EXPECT_THAT(parsed.error().what(), HasSubstr(shown));
   }
   std::string newer = good;
-  newer.replace(newer.find("version\":\"1\""), 12, "version\":\"2\"");
+  newer.replace(newer.find("version\":\"1\""), 12, "version\":\"3\"");
   EXPECT_EQ(ParseSpec(kFile, newer).error().code(), Code::kIncompatible);
+}
+
+// A plugin from before several GPUs refuses version 2 as another version, and leaves the file out.
+TEST(SpecStore, APodsGpusAreInItsSpecInTheirOrder) {
+  const std::string kOther = "GPU-bbbbbbbb-0000-0000-0000-000000000001";
+  Binding several = Sidecar();
+  several.gpus = {kOther, kGpu};
+  several.ids.insert("m0018");
+  const std::string good = SpecText(several, {}).value();
+  ASSERT_TRUE(ParseSpec(kFile, good)) << ParseSpec(kFile, good).error().ToString();
+  EXPECT_EQ(*ParseSpec(kFile, good), several);
+  EXPECT_THAT(good, HasSubstr("\"gpushm.io/binding-version\":\"2\""));
+  EXPECT_THAT(SpecText(Sidecar(), {}).value(), HasSubstr("\"gpushm.io/binding-version\":\"1\""));
+  for (const std::string& wrong : {std::string(kGpu), std::string(kGpu) + ",", std::string(","),
+                                   Concat(kGpu, ",", kGpu), kOther + "," + kGpu + ",GPU-3"}) {  // Four IDs.
+    std::string text = good;
+    text.replace(text.find(kOther), kOther.size() + 1 + std::string(kGpu).size(), wrong);
+    const auto read = ParseSpec(kFile, text);
+    ASSERT_FALSE(read) << wrong;
+    EXPECT_EQ(read.error().code(), Code::kCorrupt) << wrong;
+  }
+  std::string old = good;
+  old.replace(old.find("version\":\"2\""), 12, "version\":\"1\"");
+  EXPECT_EQ(ParseSpec(kFile, old).error().code(), Code::kCorrupt);
 }
 
 // Goal: an ID is in one binding only, that of the file written last. Method: files that the test
@@ -341,7 +365,7 @@ TEST(SpecStore, AFullDiskLeavesTheOldSpecAndNothingElse) {
   const TempFolder folder;
   Open(folder.path()).Write(Sidecar(), {}).value();
   Binding next = Sidecar();
-  next.gpu = "GPU-2";
+  next.gpus = {"GPU-2"};
   for (int step = 1;; ++step) {
     testing::StoppingFiles files = FailingFiles(step + 1);  // The first step creates the folder.
     SpecStore store = Open(folder.path(), files);
@@ -359,7 +383,7 @@ TEST(SpecStore, AFullDiskLeavesTheOldSpecAndNothingElse) {
 TEST(SpecStore, AKilledWriterLeavesTheOldOrTheNewSpec) {
   const TempFolder folder;
   Binding next = Sidecar();
-  next.gpu = "GPU-2";
+  next.gpus = {"GPU-2"};
   int old_seen = 0;
   for (int step = 1;; ++step) {
     Open(folder.path()).Write(Sidecar(), {}).value();

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "contract/limits.h"
 #include "platform/base/name.h"
 #include "platform/yaml/config_error.h"
 #include "plugin/inventory/inventory.h"
@@ -24,10 +25,14 @@ constexpr std::string_view kGpuKey = "gpushm.io/gpu";
 constexpr std::string_view kNamespaceKey = "gpushm.io/namespace";
 constexpr std::string_view kPodKey = "gpushm.io/pod";
 constexpr std::string_view kContainerKey = "gpushm.io/container";
-// Only if the pod has its GPU alone. A plugin that does not know it takes the binding as shared.
+// Only if the pod has its GPUs alone. A plugin that does not know it takes the binding as shared.
 constexpr std::string_view kExclusiveKey = "gpushm.io/exclusive";
 
 constexpr size_t kMaxUuidBytes = 80;  // NVML_DEVICE_UUID_V2_BUFFER_SIZE is 96.
+
+int VersionOf(const Binding& binding) {
+  return binding.gpus.size() > 1 ? kSeveralGpusVersion : kBindingVersion;
+}
 
 std::string_view ClassName(Resource resource) {
   return resource == Resource::kMemory ? "memory" : "attach";
@@ -38,7 +43,7 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 // The form that inventory.cc makes: a letter and four digits.
 bool IsDeviceId(Resource resource, std::string_view id) {
   constexpr size_t kIdBytes = 5;
-  constexpr std::string_view kLetters = "max";  // In the order of kResources.
+  constexpr std::string_view kLetters = "maxgn";  // In the order of kResources.
   if (id.size() != kIdBytes || id[0] != kLetters.at(static_cast<size_t>(resource))) return false;
   const std::string_view digits = id.substr(1);
   if (!std::all_of(digits.begin(), digits.end(), IsDigit)) return false;
@@ -64,7 +69,17 @@ std::string WrongWith(const Binding& binding) {
   for (const std::string& id : binding.exclusive) {
     if (!IsDeviceId(Resource::kExclusive, id)) return Concat("invalid device ID ", Quote(id));
   }
-  if (!IsUuid(binding.gpu)) return Concat("invalid GPU UUID ", Quote(binding.gpu));
+  if (binding.gpus.empty() || binding.gpus.size() > limits::kPodGpus) {
+    return Concat("the binding has ", binding.gpus.size(), " GPUs");
+  }
+  for (const std::string& gpu : binding.gpus) {
+    if (!IsUuid(gpu)) return Concat("invalid GPU UUID ", Quote(gpu));
+    if (std::ranges::count(binding.gpus, gpu) > 1) return Concat("GPU ", gpu, " occurs twice");
+  }
+  if (binding.resource == Resource::kMemory && binding.ids.size() % binding.gpus.size() != 0) {
+    return Concat(binding.ids.size(), " device IDs cannot be divided equally by ",
+                  binding.gpus.size(), " GPUs");
+  }
   if (binding.owner == Owner{}) return {};  // Allocated early, not started yet.
   const Pod& pod = binding.owner.pod;
   if (!IsDnsLabel(pod.name_space)) {
@@ -250,9 +265,11 @@ Result<void> CheckEdits(const Edits& edits) {
 
 Result<std::string> SpecText(const Binding& binding, const Edits& edits) {
   if (const std::string wrong = WrongWith(binding); !wrong.empty()) return Refused(wrong);
-  Json annotations = {{kVersionKey, std::to_string(kBindingVersion)},
+  std::string gpus;
+  for (const std::string& gpu : binding.gpus) gpus += (gpus.empty() ? "" : ",") + gpu;
+  Json annotations = {{kVersionKey, std::to_string(VersionOf(binding))},
                       {kIdsKey, JoinIds(binding.ids)},
-                      {kGpuKey, binding.gpu},
+                      {kGpuKey, gpus},
                       {kNamespaceKey, binding.owner.pod.name_space},
                       {kPodKey, binding.owner.pod.name},
                       {kContainerKey, binding.owner.container}};
@@ -293,10 +310,12 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
     const auto found = texts->find(std::string(key));
     return found == texts->end() ? std::string() : found->second;
   };
-  if (get(kVersionKey) != std::to_string(kBindingVersion)) {
+  const std::string version = get(kVersionKey);
+  if (version != std::to_string(kBindingVersion) && version != std::to_string(kSeveralGpusVersion)) {
     return Fail(Code::kIncompatible,
-                Concat(file_name, ": unsupported binding version ", Quote(get(kVersionKey)),
-                       "; this plugin supports only ", kBindingVersion),
+                Concat(file_name, ": unsupported binding version ", Quote(version),
+                       "; this plugin supports only ", kBindingVersion, " and ",
+                       kSeveralGpusVersion),
                 "remove the file; its container gets a new binding at its next start");
   }
   const auto ids = SplitIds(get(kIdsKey));
@@ -313,11 +332,20 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
     }
     binding.exclusive = *alone;
   }
-  binding.gpu = get(kGpuKey);
+  const std::string gpus = get(kGpuKey);
+  for (size_t at = 0; at <= gpus.size();) {
+    const size_t comma = std::min(gpus.find(',', at), gpus.size());
+    binding.gpus.push_back(gpus.substr(at, comma - at));
+    at = comma + 1;
+  }
   binding.owner = {.pod = {.name_space = get(kNamespaceKey), .name = get(kPodKey)},
                    .container = get(kContainerKey)};
   if (const std::string wrong = WrongWith(binding); !wrong.empty()) {
     return Damaged(file_name, wrong);
+  }
+  if (version != std::to_string(VersionOf(binding))) {
+    return Damaged(file_name, Concat("binding version ", version, " with ", binding.gpus.size(),
+                                     " GPUs; it must be ", VersionOf(binding)));
   }
   if (*name != binding.name()) {
     return Damaged(file_name, Concat("the device's name, ", Quote(*name),

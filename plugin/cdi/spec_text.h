@@ -20,8 +20,10 @@
 
 namespace gpushm::plugin {
 
-// The version of the annotations below "gpushm.io/". A reader refuses any other one.
+// The version of the annotations below "gpushm.io/". A reader refuses others. That of several GPUs
+// is another one, so that an older plugin leaves such a binding out and does not misread it.
 inline constexpr int kBindingVersion = 1;
+inline constexpr int kSeveralGpusVersion = 2;
 
 // 4,096 IDs take 24 KiB, the edits of eight libraries 5 KiB.
 inline constexpr size_t kMaxSpecBytes = size_t{256} << 10;

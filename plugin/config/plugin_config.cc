@@ -350,7 +350,7 @@ void FileReader::CheckTogether(const YamlNode& root) {
                "is only for machines without a kubelet; with one, pods request memory",
                "kubelet: none");
   }
-  config_.rules.exclusive = config_.strategy == Strategy::kCdi;
+  config_.rules.sidecar_says = config_.strategy == Strategy::kCdi;
   if (config_.tenancy != Tenancy::kShared && config_.strategy == Strategy::kDevices) {
     file_.Fail(*Find(*Find(root, "binding"), "tenancy"), "binding.tenancy",
                "needs strategy: cdi, because with strategy: devices the GPU is chosen before the "

@@ -194,6 +194,35 @@ Result<std::vector<Device>> ReadGpu(const NvmlApi& nvml, unsigned index) {
   return std::vector<Device>{std::move(*gpu)};
 }
 
+// Notes which whole GPUs reach each other over NVLink. A driver that cannot say it, or an error, means
+// that they do not.
+void ReadNvlink(const NvmlApi& nvml, std::vector<Device>* devices) {
+  if (nvml.nvmlDeviceGetP2PStatus == nullptr) return;
+  struct Whole {
+    Device* device;
+    nvmlDevice_t handle;
+  };
+  std::vector<Whole> whole;
+  for (Device& device : *devices) {
+    nvmlDevice_t handle{};
+    if (device.parent_uuid.empty() &&
+        nvml.nvmlDeviceGetHandleByUUID(device.uuid.c_str(), &handle) == NVML_SUCCESS) {
+      whole.push_back({&device, handle});
+    }
+  }
+  for (const Whole& from : whole) {
+    for (const Whole& to : whole) {
+      nvmlGpuP2PStatus_t status = NVML_P2P_STATUS_UNKNOWN;
+      if (from.device != to.device &&
+          nvml.nvmlDeviceGetP2PStatus(from.handle, to.handle, NVML_P2P_CAPS_INDEX_NVLINK,
+                                      &status) == NVML_SUCCESS &&
+          status == NVML_P2P_STATUS_OK) {
+        from.device->nvlink.insert(to.device->uuid);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 Result<std::vector<Device>> ReadDevices(const NvmlApi& nvml, std::vector<std::string>* unread) {
@@ -214,6 +243,7 @@ Result<std::vector<Device>> ReadDevices(const NvmlApi& nvml, std::vector<std::st
     std::move(gpu->begin(), gpu->end(), std::back_inserter(devices));
   }
   if (devices.empty() && failed) return std::unexpected(*failed);
+  ReadNvlink(nvml, &devices);
   return devices;
 }
 
@@ -244,14 +274,25 @@ Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules&
     advertisement.gpus.push_back(
         {.uuid = device.uuid,
          .units = static_cast<uint32_t>(Units(device, rules.reserve_bytes, rules.unit_bytes)),
-         .tokens = rules.tokens});
+         .tokens = rules.tokens,
+         .instance = !device.parent_uuid.empty(),
+         .nvlink = device.nvlink});
   }
-  if (rules.exclusive) advertisement.exclusive_ids = Numbered('x', chosen->size());
+  const bool several = std::ranges::count(*chosen, std::string(), &Device::parent_uuid) > 1;
+  const bool linked = std::ranges::any_of(*chosen, [&](const Device& device) {
+    return std::ranges::any_of(
+        *chosen, [&](const Device& other) { return device.nvlink.contains(other.uuid); });
+  });
+  advertisement.ids[Resource::kMemory] = Numbered('m', units);
+  advertisement.ids[Resource::kAttach] = Numbered('a', tokens);
+  if (rules.sidecar_says) {
+    advertisement.ids[Resource::kExclusive] = Numbered('x', chosen->size());
+    if (several) advertisement.ids[Resource::kGpus] = Numbered('g', tokens);
+    if (linked) advertisement.ids[Resource::kNvlink] = Numbered('n', tokens);
+  }
   advertisement.devices = std::move(*chosen);
   advertisement.on_node = devices;
   advertisement.missing = std::move(selection->missing);
-  advertisement.memory_ids = Numbered('m', units);
-  advertisement.attach_ids = Numbered('a', tokens);
   return advertisement;
 }
 

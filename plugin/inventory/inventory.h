@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,8 @@ struct Device {
   uint32_t index = 0;       // Of the physical GPU, as in nvidia-smi.
   uint32_t minor = 0;       // Of the physical GPU: /dev/nvidia<minor>.
   uint64_t total_bytes = 0;
+  // UUIDs of the node's other GPUs that this one reaches over NVLink, directly or through switches.
+  std::set<std::string> nvlink = {};
   std::string pci_address = {};  // Of the physical GPU, as "0000:3b:00.0"; empty: unknown.
   // NVML's IDs of a MIG instance; kNoInstance for a GPU, and if the driver does not report them.
   uint32_t gpu_instance = kNoInstance;
@@ -49,9 +52,9 @@ struct Rules {
   uint64_t reserve_bytes = uint64_t{1} << 30;
   // IDs of gpushm.io/attach for each device: the number of containers that can use it.
   uint32_t tokens = 64;
-  // Whether pods can have GPUs alone. With strategy "devices" the GPU is chosen before it is known
-  // that a pod wants that.
-  bool exclusive = true;
+  // Whether pods can have GPUs alone, or several. With strategy "devices" the GPU is chosen before
+  // it is known that a pod wants that.
+  bool sidecar_says = true;
 
   friend bool operator==(const Rules&, const Rules&) = default;
 };
@@ -65,21 +68,11 @@ struct Advertisement {
   std::vector<Device> on_node;       // All devices of the node.
   std::vector<std::string> missing;  // Named in Rules::select, but not on this node.
   std::vector<Gpu> gpus;             // The same for the book, in that order; all healthy.
-  DeviceIds memory_ids;     // "m0000", ...: without place or topology, and the same at each start.
-  DeviceIds attach_ids;     // "a0000", ...
-  DeviceIds exclusive_ids;  // "x0000", ...: one for each device.
-
-  const DeviceIds& IdsOf(Resource resource) const {
-    switch (resource) {
-      case Resource::kMemory:
-        return memory_ids;
-      case Resource::kAttach:
-        return attach_ids;
-      case Resource::kExclusive:
-        break;
-    }
-    return exclusive_ids;
-  }
+  // A letter and four digits: "m0000", "a0000", "x0000", "g0000", "n0000". Without place or
+  // topology, and the same at each start. Of kExclusive one for each device. Of kGpus and kNvlink as
+  // many as of kAttach, or none if pods cannot have several GPUs here, so that the scheduler does
+  // not send them.
+  PerResource<DeviceIds> ids;
 };
 
 // kInvalidArgument: a rule is invalid. kNotFound: the node has no GPU. kExhausted: more than

@@ -39,17 +39,17 @@ TEST(Inventory, OneIdForEachUnitOfWhatIsNotReserved) {
   const auto all = Advertise(Node(8, 143'771 * kMiB), Rules{});  // Eight H200 GPUs.
   ASSERT_TRUE(all) << all.error().ToString();
   EXPECT_EQ(all->gpus[0].units, 139u);
-  EXPECT_THAT(all->memory_ids, SizeIs(8 * 139));
-  EXPECT_THAT(all->attach_ids, SizeIs(8 * 64));
-  EXPECT_EQ(*all->memory_ids.begin(), "m0000");
-  EXPECT_EQ(*all->memory_ids.rbegin(), "m1111");
+  EXPECT_THAT(all->ids[Resource::kMemory], SizeIs(8 * 139));
+  EXPECT_THAT(all->ids[Resource::kAttach], SizeIs(8 * 64));
+  EXPECT_EQ(*all->ids[Resource::kMemory].begin(), "m0000");
+  EXPECT_EQ(*all->ids[Resource::kMemory].rbegin(), "m1111");
 }
 
 TEST(Inventory, IdsAreTheSameAtEachStart) {
   const auto first = Advertise(Node(4, 80 * kGiB), Rules{});
   const auto second = Advertise(Node(4, 80 * kGiB), Rules{});
-  EXPECT_EQ(first->memory_ids, second->memory_ids);
-  EXPECT_EQ(first->attach_ids, second->attach_ids);
+  EXPECT_EQ(first->ids[Resource::kMemory], second->ids[Resource::kMemory]);
+  EXPECT_EQ(first->ids[Resource::kAttach], second->ids[Resource::kAttach]);
 }
 
 TEST(Inventory, TooManyIdsAreRefusedWithTheUnitThatFits) {
@@ -83,7 +83,7 @@ TEST(Inventory, SelectsByUuidAndIndex) {
   rules.select = {"GPU-9"};
   const auto none = Advertise(Node(4, 80 * kGiB), rules);
   ASSERT_TRUE(none);
-  EXPECT_TRUE(none->gpus.empty() && none->memory_ids.empty() && none->attach_ids.empty());
+  EXPECT_TRUE(none->gpus.empty() && none->ids[Resource::kMemory].empty() && none->ids[Resource::kAttach].empty());
 }
 
 TEST(Inventory, SelectsByMigProfile) {
@@ -125,7 +125,7 @@ TEST(Inventory, AGpuBelowReserveAndUnitHasNone) {
   const auto small = Advertise(Node(1, kGiB), Rules{});
   ASSERT_TRUE(small);
   EXPECT_EQ(small->gpus[0].units, 0u);
-  EXPECT_TRUE(small->memory_ids.empty());
+  EXPECT_TRUE(small->ids[Resource::kMemory].empty());
 }
 
 TEST(Inventory, PrintsWhatItWouldAdvertise) {
@@ -138,7 +138,10 @@ TEST(Inventory, PrintsWhatItWouldAdvertise) {
             "\n"
             "gpushm.io/memory: 158 (units of 1024Mi, 1024Mi of each device reserved)\n"
             "gpushm.io/attach: 128 (64 for each device)\n"
-            "gpushm.io/exclusive: 2 (one for each device)\n");
+            "gpushm.io/exclusive: 2 (one for each device)\n"
+            "gpushm.io/gpus: 128 (64 for each device; none if there are not two that are whole "
+            "GPUs)\n"
+            "gpushm.io/nvlink: 0 (64 for each device; none if no two have NVLink between them)\n");
   const auto json = nlohmann::json::parse(Json(*all, rules));
   EXPECT_EQ(json["devices"][1]["uuid"], "GPU-1");
   EXPECT_EQ(json["devices"][1]["units"], 79);
@@ -178,6 +181,36 @@ TEST(Inventory, ReadsTheNode) {
   Rules rules;
   rules.select = {"1"};
   EXPECT_THAT(Advertise(*devices, rules)->devices, SizeIs(2)) << "all instances of GPU 1";
+  EXPECT_THAT(Advertise(*devices, Rules{})->ids[Resource::kGpus], IsEmpty()) << "one whole GPU";
+}
+
+TEST(Inventory, KnowsWhichGpusHaveNvlinkBetweenThem) {
+  const std::string state = std::string(std::getenv("GPUSHM_SIM_DIR")) + "/nvlink";
+  ASSERT_EQ(setenv("GPUSHM_SIM_DIR", state.c_str(), 1), 0);
+  std::filesystem::create_directories(state);
+  std::ofstream(state + "/cards.yaml")
+      << "gpus:\n"
+         "- {memory: 80Gi, uuid: GPU-aaaaaaaa-0000-0000-0000-000000000001}\n"
+         "- {memory: 80Gi, uuid: GPU-aaaaaaaa-0000-0000-0000-000000000002}\n"
+         "- {memory: 80Gi, uuid: GPU-aaaaaaaa-0000-0000-0000-000000000003, link: pcie}\n";
+  const auto nvml = NvmlApi::Load(DriverFolderFromEnvironment());
+  ASSERT_TRUE(nvml) << nvml.error().ToString();
+  ASSERT_EQ((*nvml)->Restart(), NVML_SUCCESS);
+  const auto devices = ReadDevices(**nvml);
+  ASSERT_TRUE(devices) << devices.error().ToString();
+  ASSERT_THAT(*devices, SizeIs(3));
+  EXPECT_THAT((*devices)[0].nvlink, ElementsAre((*devices)[1].uuid));
+  EXPECT_THAT((*devices)[1].nvlink, ElementsAre((*devices)[0].uuid));
+  EXPECT_THAT((*devices)[2].nvlink, IsEmpty());
+  const auto all = Advertise(*devices, Rules{});
+  EXPECT_THAT(all->ids[Resource::kGpus], SizeIs(192));
+  EXPECT_THAT(all->ids[Resource::kNvlink], SizeIs(192));
+  EXPECT_EQ(all->gpus[0].nvlink, (*devices)[0].nvlink);
+  Rules rules;
+  rules.select = {"0", "2"};
+  EXPECT_THAT(Advertise(*devices, rules)->ids[Resource::kNvlink], IsEmpty());
+  rules.sidecar_says = false;
+  EXPECT_THAT(Advertise(*devices, rules)->ids[Resource::kGpus], IsEmpty());
 }
 
 }  // namespace

@@ -36,12 +36,19 @@ std::string Table(const Advertisement& advertisement, const Rules& rules) {
   for (const std::string& missing : advertisement.missing) {
     out << "not on this node: " << missing << "\n";
   }
-  out << "\ngpushm.io/memory: " << advertisement.memory_ids.size() << " (units of "
-      << MiB(rules.unit_bytes) << ", " << MiB(rules.reserve_bytes)
-      << " of each device reserved)\ngpushm.io/attach: " << advertisement.attach_ids.size() << " ("
-      << rules.tokens
-      << " for each device)\ngpushm.io/exclusive: " << advertisement.exclusive_ids.size()
-      << " (one for each device)\n";
+  const auto resource = [&](Resource of, const std::string& meaning) {
+    out << ResourceName(of) << ": " << advertisement.ids[of].size() << " (" << meaning << ")\n";
+  };
+  const std::string tokens = std::to_string(rules.tokens);
+  out << "\n";
+  resource(Resource::kMemory, Concat("units of ", MiB(rules.unit_bytes), ", ",
+                                     MiB(rules.reserve_bytes), " of each device reserved"));
+  resource(Resource::kAttach, Concat(tokens, " for each device"));
+  resource(Resource::kExclusive, "one for each device");
+  resource(Resource::kGpus,
+           Concat(tokens, " for each device; none if there are not two that are whole GPUs"));
+  resource(Resource::kNvlink,
+           Concat(tokens, " for each device; none if no two have NVLink between them"));
   return std::move(out).str();
 }
 
@@ -55,7 +62,12 @@ std::string Json(const Advertisement& advertisement, const Rules& rules) {
                        {"index", device.index},
                        {"minor", device.minor},
                        {"total_bytes", device.total_bytes},
+                       {"nvlink", device.nvlink},
                        {"units", advertisement.gpus[i].units}});
+  }
+  nlohmann::ordered_json resources;
+  for (const Resource resource : kResources) {
+    resources[ResourceName(resource)] = advertisement.ids[resource].size();
   }
   const nlohmann::ordered_json all = {
       {"devices", devices},
@@ -63,10 +75,7 @@ std::string Json(const Advertisement& advertisement, const Rules& rules) {
       {"unit_bytes", rules.unit_bytes},
       {"reserve_bytes", rules.reserve_bytes},
       {"attach_tokens", rules.tokens},
-      {"resources",
-       {{ResourceName(Resource::kMemory), advertisement.memory_ids.size()},
-        {ResourceName(Resource::kAttach), advertisement.attach_ids.size()},
-        {ResourceName(Resource::kExclusive), advertisement.exclusive_ids.size()}}}};
+      {"resources", resources}};
   return all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

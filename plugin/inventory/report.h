@@ -11,7 +11,8 @@ namespace gpushm::plugin {
 std::string Table(const Advertisement& advertisement, const Rules& rules);
 
 // One JSON object:
-//   {"devices": [{"uuid", "parent_uuid", "name", "index", "minor", "total_bytes", "units"}],
+//   {"devices": [{"uuid", "parent_uuid", "name", "index", "minor", "total_bytes", "nvlink",
+//     "units"}],
 //    "unit_bytes", "reserve_bytes", "attach_tokens",
 //    "resources": {"gpushm.io/memory": ids, "gpushm.io/attach": ids}}
 // parent_uuid is "" unless the device is a MIG instance; ids are numbers of IDs.

@@ -145,8 +145,7 @@ Result<void> Keeper::OpenHere(const std::string& name, const LinkGrant& grant,
                               std::shared_ptr<Closing>* closing) {
   LinkServer& link = Link(name);
   *closing = link.closing();
-  const auto sick = sick_.find(grant.gpu);
-  Result<void> opened = link.Open(grant, sick == sick_.end() ? GpuHealth{} : sick->second);
+  Result<void> opened = link.Open(grant, sick_);
   Tidy();
   return opened;
 }
@@ -196,7 +195,7 @@ void Keeper::SetDevice(const std::string& gpu, bool lost, const std::string& rea
       sick_.erase(gpu);
     }
     for (const auto& [name, link] : links_) {
-      if (link->granted() && link->grant().gpu == gpu) link->SetHealth(health);
+      link->SetHealth(gpu, health);
     }
   });
 }
@@ -243,7 +242,10 @@ std::map<std::string, uint64_t> Keeper::BufferBytes() {
   return OnLoop([&] {
     Tidy();
     std::map<std::string, uint64_t> bytes;
-    for (const auto& [name, link] : links_) bytes[link->grant().gpu] += link->kept_bytes();
+    for (const auto& [name, link] : links_) {
+      const std::vector<std::string>& gpus = link->grant().gpus;
+      for (size_t i = 0; i < gpus.size(); ++i) bytes[gpus[i]] += link->kept_bytes(i);
+    }
     return bytes;
   });
 }

@@ -154,7 +154,7 @@ class Keeper {
   StatementBudget budget_;
   std::map<std::string, std::unique_ptr<LinkServer>> links_;
   protocol::CounterValues ended_counters_{};  // Of pods that have ended.
-  std::map<std::string, GpuHealth> sick_;     // Keyed by GPU; contains only unhealthy ones.
+  SickGpus sick_;
   std::thread thread_;
 };
 

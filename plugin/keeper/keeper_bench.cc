@@ -39,7 +39,7 @@ class Node {
   // A broker with state, in this process.
   FakeBroker AddBroker(const std::string& name) {
     folder_.Add(name);
-    (void)keeper_->Open(name, {.gpu = kGpu, .pool_bytes = kGiB});
+    (void)keeper_->Open(name, {.gpus = {kGpu}, .pool_bytes = kGiB});
     FakeBroker broker(folder_.Socket(name));
     (void)broker.Greet(false);
     (void)broker.Registry();

@@ -47,7 +47,7 @@ class KeeperBudgetTest : public ::testing::Test {
 
   FakeBroker Broker(const std::string& name) {
     folder_.Add(name);
-    EXPECT_TRUE(keeper_->Open(name, {.gpu = kGpu, .pool_bytes = kGiB}));
+    EXPECT_TRUE(keeper_->Open(name, {.gpus = {kGpu}, .pool_bytes = kGiB}));
     FakeBroker broker(folder_.Socket(name));
     EXPECT_TRUE(broker.Greet(false));
     return broker;
@@ -91,7 +91,7 @@ TEST_F(KeeperBudgetTest, OneThatTakesTooMuchIsDroppedAndOthersAreNot) {
   EXPECT_EQ(Look("small").kept, kOneOfEach);
   EXPECT_EQ(Look("small").exhausted, 0U);
   EXPECT_TRUE(Look("small").connected);
-  ASSERT_TRUE(keeper_->Open("large", {.gpu = kGpu, .pool_bytes = kGiB, .pod = "next/pod"}));
+  ASSERT_TRUE(keeper_->Open("large", {.gpus = {kGpu}, .pool_bytes = kGiB, .pod = "next/pod"}));
   EXPECT_EQ(Look("large").exhausted, 0U) << "that count belonged to another pod";
 }
 

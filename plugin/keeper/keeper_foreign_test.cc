@@ -181,7 +181,7 @@ TEST_F(KeeperForeignTest, ThePodThatFollowsHasItsLink) {
   ASSERT_TRUE(events_.Wait("m0000", false));
   keeper_->Drop({"m0000"});
   EXPECT_TRUE(Eventually([&] { return kept_memory() == 1; }));
-  const auto opened = keeper_->Open("m0000", {.gpu = kGpu, .pool_bytes = kGiB, .pod = "other"});
+  const auto opened = keeper_->Open("m0000", {.gpus = {kGpu}, .pool_bytes = kGiB, .pod = "other"});
   ASSERT_TRUE(opened) << opened.error().ToString();
   FakeBroker next(folder_.Socket("m0000"));
   ASSERT_TRUE(next.Greet(false));
@@ -201,7 +201,7 @@ TEST_F(KeeperForeignTest, ItsFileSystemIsAborted) {
 TEST_F(KeeperForeignTest, TheLogNamesThePod) {
   ASSERT_NO_FATAL_FAILURE(Begin(50));
   folder_.Add("m0007");
-  ASSERT_TRUE(keeper_->Open("m0007", {.gpu = kGpu, .pool_bytes = kGiB, .pod = "shop/cart"}));
+  ASSERT_TRUE(keeper_->Open("m0007", {.gpus = {kGpu}, .pool_bytes = kGiB, .pod = "shop/cart"}));
   ::testing::internal::CaptureStderr();
   SendMemory("m0007");
   EXPECT_TRUE(Eventually([&] { return Look("m0007").closing == 0; }));

@@ -33,6 +33,7 @@ using ::testing::Pair;
 using ::testing::SizeIs;
 
 using gpushm::testing::CodeOf;
+using protocol::LinkKind;
 constexpr int As(Code code) { return static_cast<int>(code); }
 
 // A broker in a separate process that greets, runs `then` and waits to be killed.
@@ -92,17 +93,112 @@ TEST_F(KeeperTest, OpenSaysWhatIsWrong) {
   const auto code = [&](const std::string& name, const LinkGrant& grant) {
     return CodeOf(keeper_->Open(name, grant));
   };
-  EXPECT_EQ(code("../m0000", {kGpu, 1}), As(Code::kInvalidArgument));
-  EXPECT_EQ(code("m0000", {"GPU-0", 1}), As(Code::kInvalidArgument));
-  EXPECT_EQ(code("m0000", {"GPU-aaaaaaaa-0000-0000-0000-00000000000x", 1}),
+  EXPECT_EQ(code("../m0000", {{kGpu}, 1}), As(Code::kInvalidArgument));
+  EXPECT_EQ(code("m0000", {{"GPU-0"}, 1}), As(Code::kInvalidArgument));
+  EXPECT_EQ(code("m0000", {{"GPU-aaaaaaaa-0000-0000-0000-00000000000x"}, 1}),
             As(Code::kInvalidArgument));
-  EXPECT_EQ(code("m0000", {kGpu, ~uint64_t{0}}), As(Code::kInvalidArgument));
-  EXPECT_EQ(code("m0001", {kGpu, 1}), As(Code::kSystem)) << "no folder";
-  EXPECT_EQ(code("m0000", {kOtherGpu, 1}), 0);
+  EXPECT_EQ(code("m0000", {{kGpu}, ~uint64_t{0}}), As(Code::kInvalidArgument));
+  EXPECT_EQ(code("m0000", {{}, 1}), As(Code::kInvalidArgument)) << "no GPU";
+  EXPECT_EQ(code("m0000", {std::vector<std::string>(17, kGpu), 1}), As(Code::kInvalidArgument));
+  EXPECT_EQ(code("m0001", {{kGpu}, 1}), As(Code::kSystem)) << "no folder";
+  EXPECT_EQ(code("m0000", {{kOtherGpu}, 1}), 0);
   EXPECT_THAT(keeper_->Look(), SizeIs(1));
   Keeper::Options nowhere;
   nowhere.links_folder = folder_.path() + "/nowhere";
   EXPECT_FALSE(Keeper::Start(std::move(nowhere)));
+}
+
+// A pod of two GPUs: the broker learns both, with their health, and states what is where.
+TEST_F(KeeperTest, SeveralGpus) {
+  folder_.Add("m0000");
+  const LinkGrant grant{.gpus = {kGpu, kOtherGpu}, .pool_bytes = kGiB};
+  ASSERT_TRUE(keeper_->Open("m0000", grant));
+  keeper_->SetDevice(kOtherGpu, true, "XID 79");
+  FakeBroker broker(folder_.Socket("m0000"));
+  const auto welcome = broker.Greet(false);
+  ASSERT_TRUE(welcome) << welcome.error().ToString();
+  EXPECT_EQ(welcome->version, protocol::kLinkMaxVersion);
+  EXPECT_EQ(welcome->other_gpus, 1);
+  EXPECT_EQ(welcome->device_lost, 0u);
+  EXPECT_EQ(welcome->pool_bytes, kGiB);
+  const auto second = broker.Expect<protocol::LinkGpu>(LinkKind::kGpu);
+  ASSERT_TRUE(second) << second.error().ToString();
+  EXPECT_EQ(second->number, 1u);
+  EXPECT_EQ(second->lost, 1u);
+  EXPECT_NE(second->gpu_uuid, welcome->gpu_uuid);
+  const auto sick = broker.Expect<protocol::LinkDevice>(LinkKind::kDevice);
+  ASSERT_TRUE(sick) << sick.error().ToString();
+  EXPECT_EQ(sick->gpu, 1u);
+  EXPECT_EQ(sick->lost, 1u);
+  EXPECT_STREQ(sick->reason.data(), "XID 79");
+
+  ASSERT_TRUE(broker.Registry());
+  for (const uint16_t gpu : {uint16_t{0}, uint16_t{1}}) {
+    const uint64_t number = 7 + gpu;
+    ASSERT_TRUE(broker.Say(BufferOf(Concat("weights-", gpu), number)));
+    protocol::LinkGeneration generation = GenerationOf(Concat("weights-", gpu), number);
+    generation.gpu = gpu;
+    ASSERT_TRUE(broker.Say(generation, Memfd().get()));
+  }
+  ASSERT_TRUE(broker.End());
+  ASSERT_TRUE(Eventually([&] { return Look("m0000").kept.generations == 2; }));
+  const LinkView view = Look("m0000");
+  ASSERT_THAT(view.gpus, SizeIs(2));
+  EXPECT_EQ(view.gpus[1].uuid, kOtherGpu);
+  EXPECT_EQ(view.gpus[0].bytes.pooled, view.gpus[1].bytes.pooled);
+  EXPECT_EQ(view.gpus[1].bytes.pooled * 2, view.kept.pooled_bytes);
+  EXPECT_THAT(keeper_->BufferBytes(), ::testing::SizeIs(2));
+
+  keeper_->SetDevice(kOtherGpu, false, "");
+  EXPECT_EQ(broker.Expect<protocol::LinkDevice>(LinkKind::kDevice)->lost, 0u);
+  keeper_->SetDevice(kGpu, true, "XID 48");
+  const auto first = broker.Expect<protocol::LinkDevice>(LinkKind::kDevice);
+  EXPECT_EQ(first->gpu, 0u);
+  EXPECT_EQ(first->lost, 1u);
+
+  // Its successor gets each generation with its GPU.
+  broker.Hangup();
+  FakeBroker next(folder_.Socket("m0000"));
+  ASSERT_TRUE(Eventually([&] { return next.Greet(true, 2).has_value(); }));
+  ASSERT_TRUE(next.Expect<protocol::LinkGpu>(LinkKind::kGpu));
+  std::map<std::string, uint32_t> places;
+  for (;;) {
+    const auto message = next.Next();
+    ASSERT_TRUE(message) << message.error().ToString();
+    const auto kind = static_cast<LinkKind>(protocol::ParseLinkHeader(message->span())->kind);
+    if (kind == LinkKind::kEnd) break;
+    if (kind != LinkKind::kGeneration) continue;
+    const auto generation = protocol::ParseLink<protocol::LinkGeneration>(message->span());
+    places[std::string(protocol::FromNameField(generation->name))] = generation->gpu;
+  }
+  EXPECT_EQ(places, (std::map<std::string, uint32_t>{{"weights-0", 0}, {"weights-1", 1}}));
+}
+
+TEST_F(KeeperTest, AGenerationIsOnAGpuOfItsPod) {
+  Open("m0000");
+  FakeBroker broker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(false));
+  ASSERT_TRUE(broker.Say(BufferOf("weights", 7)));
+  protocol::LinkGeneration generation = GenerationOf("weights", 7);
+  generation.gpu = 1;
+  ASSERT_TRUE(broker.Say(generation, Memfd().get()));
+  EXPECT_TRUE(broker.WaitForEnd());
+  EXPECT_EQ(Look("m0000").kept.generations, 0u);
+}
+
+// A broker from before several GPUs would put everything on the first.
+TEST_F(KeeperTest, AnOldBrokerGetsOneGpuOnly) {
+  folder_.Add("m0000");
+  ASSERT_TRUE(keeper_->Open("m0000", {.gpus = {kGpu, kOtherGpu}, .pool_bytes = kGiB}));
+  FakeBroker old(folder_.Socket("m0000"));
+  ASSERT_TRUE(old.Hello(false, 1, protocol::kLinkGpusVersion - 1));
+  EXPECT_TRUE(old.WaitForEnd());
+  Open("m0001");
+  FakeBroker single(folder_.Socket("m0001"));
+  const auto welcome = single.Greet(false, 1, protocol::kLinkGpusVersion - 1);
+  ASSERT_TRUE(welcome) << welcome.error().ToString();
+  EXPECT_EQ(welcome->version, protocol::kLinkGpusVersion - 1);
+  EXPECT_EQ(welcome->other_gpus, 0);
 }
 
 TEST_F(KeeperTest, ShowsLeasesAndWhoseProcessIsGone) {
@@ -118,7 +214,8 @@ TEST_F(KeeperTest, ShowsLeasesAndWhoseProcessIsGone) {
   ASSERT_TRUE(Eventually([&] { return Look("m0000").leases.size() == 2; }));
   client.Kill();
   const LinkView view = Look("m0000");
-  EXPECT_EQ(view.gpu, kGpu);
+  ASSERT_THAT(view.gpus, SizeIs(1));
+  EXPECT_EQ(view.gpus[0].uuid, kGpu);
   EXPECT_EQ(view.program, "fake broker");
   EXPECT_EQ(view.kept.pooled_bytes, 2 * kMiB);
   EXPECT_EQ(view.clients[view.leases[0].client].container, "app");
@@ -450,7 +547,7 @@ TEST_F(KeeperTest, AThousandLinksLeaveNothing) {
     const std::string name = Concat("m", i % 7);
     if (i < 7) folder_.Add(name);
     if (i == 7) before = OpenDescriptors();
-    ASSERT_TRUE(keeper_->Open(name, {.gpu = kGpu, .pool_bytes = kGiB}));
+    ASSERT_TRUE(keeper_->Open(name, {.gpus = {kGpu}, .pool_bytes = kGiB}));
     OtherProcess other(folder_.Socket(name), i % 2 == 0, 1, [&](FakeBroker* broker) {
       (void)broker->Registry();
       (void)SayOneOfEach(broker);
@@ -537,18 +634,18 @@ TEST(LinkServer, OpensAgainOnlyWhenMemoryIsClosed) {
   StatementBudget budget{.limit_bytes = kMiB};
   LinkServer link(loop->get(), {}, "m0000", folder.Socket("m0000"), &budget,
                   {.on_open = [](bool) {}, .on_ready = {}, .make_room = {}, .on_foreign = {}});
-  ASSERT_TRUE(link.Open({kGpu, kGiB}, {}));
+  ASSERT_TRUE(link.Open({{kGpu}, kGiB}, {}));
   link.closing()->Close(UniqueFd(fcntl(*file, F_DUPFD_CLOEXEC, 0)));
   ASSERT_TRUE(slow->WaitUntilHung());
   link.Revoke();
   EXPECT_FALSE(link.finished());
-  const auto refused = link.Open({kGpu, kGiB}, {});
+  const auto refused = link.Open({{kGpu}, kGiB}, {});
   EXPECT_EQ(CodeOf(refused), As(Code::kBusy));
   EXPECT_THAT(refused.error().what(), HasSubstr("still being closed"));
   slow->Answer();
   ASSERT_TRUE(link.closing()->WaitForAll(Deadline::AfterMs(kSoonMs)));
   EXPECT_TRUE(link.finished());
-  EXPECT_TRUE(link.Open({kGpu, kGiB}, {}));
+  EXPECT_TRUE(link.Open({{kGpu}, kGiB}, {}));
 }
 
 }  // namespace

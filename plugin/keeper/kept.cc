@@ -33,7 +33,7 @@ uint16_t VersionOf(const protocol::LinkGeneration& generation) {
 // The memory behind a generation number never changes.
 bool IsSameMemory(const protocol::LinkGeneration& a, const protocol::LinkGeneration& b) {
   return a.name == b.name && a.size_bytes == b.size_bytes && a.mapped_bytes == b.mapped_bytes &&
-         a.transport == b.transport && a.pooled == b.pooled && a.blocks == b.blocks &&
+         a.transport == b.transport && a.pooled == b.pooled && a.gpu == b.gpu && a.blocks == b.blocks &&
          a.offset == b.offset && a.cuipc_handle == b.cuipc_handle;
 }
 
@@ -152,7 +152,7 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
   block_count_ += generation.blocks;
   kept.round = round_;
   buffer->second.generations.insert(generation.generation);
-  (generation.pooled != 0 ? pooled_bytes_ : offered_bytes_) += PhysicalBytes(generation);
+  BytesOf(generation) += PhysicalBytes(generation);
   return {};
 }
 
@@ -300,7 +300,7 @@ Kept::GenerationAt Kept::Forget(GenerationAt generation) {
     Forget(leases_.find(generation->second.leases->stated.lease_id));
   }
   const protocol::LinkGeneration& stated = generation->second.stated;
-  (stated.pooled != 0 ? pooled_bytes_ : offered_bytes_) -= PhysicalBytes(stated);
+  BytesOf(stated) -= PhysicalBytes(stated);
   buffers_.find(std::string(FromNameField(stated.name)))
       ->second.generations.erase(stated.generation);
   ForgetDescription(&generation->second);
@@ -341,8 +341,7 @@ void Kept::Clear() {
   }
   generations_.clear();
   buffers_.clear();
-  pooled_bytes_ = 0;
-  offered_bytes_ = 0;
+  gpu_bytes_ = {};
 }
 
 // ---- reading
@@ -446,12 +445,22 @@ uint64_t Kept::bytes() const {
 }
 
 KeptCounts Kept::counts() const {
+  GpuBytes sum;
+  for (const GpuBytes& bytes : gpu_bytes_) {
+    sum.pooled += bytes.pooled;
+    sum.offered += bytes.offered;
+  }
   return {.clients = static_cast<uint32_t>(clients_.size()),
           .buffers = static_cast<uint32_t>(buffers_.size()),
           .generations = static_cast<uint32_t>(generations_.size()),
           .leases = static_cast<uint32_t>(leases_.size()),
-          .pooled_bytes = pooled_bytes_,
-          .offered_bytes = offered_bytes_};
+          .pooled_bytes = sum.pooled,
+          .offered_bytes = sum.offered};
+}
+
+uint64_t& Kept::BytesOf(const protocol::LinkGeneration& generation) {
+  GpuBytes& bytes = gpu_bytes_.at(generation.gpu);
+  return generation.pooled != 0 ? bytes.pooled : bytes.offered;
 }
 
 }  // namespace gpushm::plugin

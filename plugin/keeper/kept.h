@@ -24,6 +24,7 @@
 // Threads: one at a time.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -31,6 +32,7 @@
 #include <string>
 #include <vector>
 
+#include "contract/limits.h"
 #include "contract/protocol/link.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
@@ -57,6 +59,13 @@ struct KeptCounts {
   uint64_t pooled_bytes = 0;   // Allocated by the broker; held by the descriptors kept here.
   uint64_t offered_bytes = 0;  // Allocated by an application.
   friend bool operator==(const KeptCounts&, const KeptCounts&) = default;
+};
+
+// The two sums of KeptCounts for one GPU of the pod.
+struct GpuBytes {
+  uint64_t pooled = 0;
+  uint64_t offered = 0;
+  friend bool operator==(const GpuBytes&, const GpuBytes&) = default;
 };
 
 class Kept {
@@ -151,6 +160,8 @@ class Kept {
 
   KeptCounts counts() const;
   uint64_t bytes() const;
+  // `gpu`: the number among the pod's GPUs.
+  const GpuBytes& gpu_bytes(size_t gpu) const { return gpu_bytes_.at(gpu); }
   const std::map<uint64_t, Client>& clients() const { return clients_; }
   const std::map<std::string, Buffer>& buffers() const { return buffers_; }
   const std::map<uint64_t, Generation>& generations() const { return generations_; }
@@ -172,6 +183,7 @@ class Kept {
   template <typename Map>
   void Sweep(Map* map);
   void Refuse(UniqueFd fd);
+  uint64_t& BytesOf(const protocol::LinkGeneration& generation);
   void ForgetDescription(Generation* generation);
   void ForgetMemory(Generation* generation);
 
@@ -180,8 +192,7 @@ class Kept {
   std::map<uint64_t, Generation> generations_;
   std::map<uint64_t, Lease> leases_;
   uint64_t round_ = 0;
-  uint64_t pooled_bytes_ = 0;
-  uint64_t offered_bytes_ = 0;
+  std::array<GpuBytes, limits::kPodGpus> gpu_bytes_{};
   uint64_t description_bytes_ = 0;
   size_t block_count_ = 0;  // Blocks that the generations have, or will have.
   std::vector<UniqueFd> refuse_;

@@ -103,9 +103,17 @@ LinkServer::~LinkServer() {
 
 // ---- calls of the plugin
 
-Result<void> LinkServer::Open(const LinkGrant& grant, const GpuHealth& health) {
-  const Result<std::array<uint8_t, 16>> uuid = UuidBytes(grant.gpu);
-  if (!uuid) return std::unexpected(uuid.error());
+Result<void> LinkServer::Open(const LinkGrant& grant, const SickGpus& sick) {
+  if (grant.gpus.empty() || grant.gpus.size() > limits::kPodGpus) {
+    return Fail(Code::kInvalidArgument, Concat("a grant of ", grant.gpus.size(), " GPUs"));
+  }
+  std::vector<GrantedGpu> gpus;
+  for (const std::string& gpu : grant.gpus) {
+    const Result<std::array<uint8_t, 16>> uuid = UuidBytes(gpu);
+    if (!uuid) return std::unexpected(uuid.error());
+    const auto found = sick.find(gpu);
+    gpus.push_back({*uuid, found == sick.end() ? GpuHealth{} : found->second});
+  }
   if (grant.pool_bytes > limits::kBufferBytes) {
     return Fail(Code::kInvalidArgument,
                 Concat("pool size exceeds the limit: ", grant.pool_bytes, " bytes"));
@@ -120,8 +128,7 @@ Result<void> LinkServer::Open(const LinkGrant& grant, const GpuHealth& health) {
   if (auto listening = Listen(); !listening) return listening;
   granted_ = true;
   grant_ = grant;
-  gpu_uuid_ = *uuid;
-  health_ = health;
+  gpus_ = std::move(gpus);
   return {};
 }
 
@@ -149,11 +156,14 @@ void LinkServer::Close() {
   unlink(path_.c_str());
 }
 
-void LinkServer::SetHealth(const GpuHealth& health) {
-  health_ = health;
+void LinkServer::SetHealth(const std::string& gpu, const GpuHealth& health) {
+  const auto found = std::ranges::find(grant_.gpus, gpu);
+  if (!granted_ || found == grant_.gpus.end()) return;
+  const auto number = static_cast<size_t>(found - grant_.gpus.begin());
+  gpus_[number].health = health;
   Connection* const connection = broker_ ? Find(broker_->connection) : nullptr;
   if (connection == nullptr) return;
-  connection->device_due = true;
+  connection->devices_due |= 1U << number;
   Flush(connection->id);
 }
 
@@ -437,6 +447,13 @@ Result<void> LinkServer::OnHello(Connection& connection, protocol::Message& mess
                        protocol::kLinkMaxVersion),
                 "use a sidecar image of the plugin's release");
   }
+  if (gpus_.size() > 1 && hello->max_version < protocol::kLinkGpusVersion) {
+    return Fail(Code::kIncompatible,
+                Concat(Text(hello->program), " supports link versions up to ", hello->max_version,
+                       ", but a pod with ", gpus_.size(), " GPUs needs ",
+                       protocol::kLinkGpusVersion),
+                "use a sidecar image of the plugin's release");
+  }
   if (broker_ && broker_->pidfd && HasEnded(broker_->pidfd)) OnProcessEnded();
   if (broker_ && !IsBroker(connection, hello->epoch)) {
     return Fail(Code::kAlreadyExists,
@@ -453,7 +470,10 @@ Result<void> LinkServer::OnHello(Connection& connection, protocol::Message& mess
   connection.welcome_due = true;
   connection.wants_kept = hello->want_kept != 0;
   connection.dump_due = connection.wants_kept;
-  connection.device_due = health_.lost;
+  connection.gpu_due = gpus_.size() > 1 ? 1 : 0;
+  for (size_t i = 0; i < gpus_.size(); ++i) {
+    if (gpus_[i].health.lost) connection.devices_due |= 1U << i;
+  }
   const KeptCounts counts = kept_.counts();
   LogInfo("link-connected", {{"allocation", name_},
                              {"program", broker_->program},
@@ -559,6 +579,10 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
     case protocol::LinkKind::kGeneration: {
       const auto body = protocol::ParseLink<protocol::LinkGeneration>(message.span());
       if (!body) return std::unexpected(body.error());
+      if (body->gpu >= gpus_.size()) {
+        return Broken(Concat("generation ", body->generation, " is on GPU number ", body->gpu,
+                             ", but the allocation has ", gpus_.size()));
+      }
       if (descriptor >= 0) {
         if (auto known = CheckGeneration(*body, descriptor); !known) return known;  // (7)
       }
@@ -725,6 +749,10 @@ Result<uint64_t> LinkServer::HandOver(const Deadline& deadline,
   if (auto said = say(protocol::LinkKind::kEnd, protocol::LinkEnd{}); !said) {
     return std::unexpected(said.error());
   }
+  // A socket that is closed with messages unread gives its peer an error in place of what was sent.
+  for (auto more = protocol::TryReceive(socket->get(), &message); more && *more;) {
+    more = protocol::TryReceive(socket->get(), &message);
+  }
   return counts.generations;
 }
 
@@ -757,15 +785,23 @@ bool LinkServer::NextDue(const Connection& connection, Kept::Statement* statemen
     return true;
   };
   if (connection.welcome_due) return encode(protocol::LinkKind::kWelcome, Welcome(connection));
+  if (const uint32_t number = connection.gpu_due; number != 0) {
+    const GrantedGpu& gpu = gpus_[number];
+    return encode(protocol::LinkKind::kGpu, protocol::LinkGpu{.number = number,
+                                                              .lost = gpu.health.lost ? 1U : 0U,
+                                                              .gpu_uuid = gpu.uuid});
+  }
   if (connection.dump_due) {
     *after = connection.cursor;
     if (kept_.Next(after, connection.version, statement)) return true;
     return encode(protocol::LinkKind::kEnd, protocol::LinkEnd{});
   }
-  if (!connection.device_due) return false;
+  if (connection.devices_due == 0) return false;
   protocol::LinkDevice device{};
-  device.lost = health_.lost ? 1 : 0;
-  health_.reason.copy(device.reason.data(), device.reason.size() - 1);
+  device.gpu = static_cast<uint32_t>(std::countr_zero(connection.devices_due));
+  const GpuHealth& health = gpus_[device.gpu].health;
+  device.lost = health.lost ? 1 : 0;
+  health.reason.copy(device.reason.data(), device.reason.size() - 1);
   return encode(protocol::LinkKind::kDevice, device);
 }
 
@@ -778,8 +814,11 @@ void LinkServer::Sent(Connection& connection, const Kept::Statement& statement,
     case protocol::LinkKind::kEnd:
       connection.dump_due = false;
       return;
-    case protocol::LinkKind::kDevice:
-      connection.device_due = false;
+    case protocol::LinkKind::kGpu:
+      connection.gpu_due = connection.gpu_due + 1 < gpus_.size() ? connection.gpu_due + 1 : 0;
+      return;
+    case protocol::LinkKind::kDevice:  // The lowest bit, see NextDue.
+      connection.devices_due &= connection.devices_due - 1;
       return;
     default:
       connection.cursor = after;
@@ -789,9 +828,9 @@ void LinkServer::Sent(Connection& connection, const Kept::Statement& statement,
 protocol::LinkWelcome LinkServer::Welcome(const Connection& connection) const {
   const KeptCounts counts = connection.wants_kept ? kept_.counts() : KeptCounts{};
   return {.version = connection.version,
-          .other_gpus = 0,
-          .device_lost = health_.lost ? 1u : 0u,
-          .gpu_uuid = gpu_uuid_,
+          .other_gpus = static_cast<uint16_t>(gpus_.size() - 1),
+          .device_lost = gpus_.front().health.lost ? 1u : 0u,
+          .gpu_uuid = gpus_.front().uuid,
           .pool_bytes = grant_.pool_bytes,
           .allocation = protocol::ToNameField(name_),
           .clients = counts.clients,
@@ -828,6 +867,7 @@ void LinkServer::LookAtBuffers(LinkView* view) const {
            .mapped_bytes = PhysicalBytes(stated),
            .transport = static_cast<protocol::Transport>(stated.transport),
            .pooled = stated.pooled != 0,
+           .gpu = stated.gpu,
            .published = stated.publisher_client == 0,
            .created_unix_ns = stated.created_unix_ns});
     }
@@ -836,7 +876,7 @@ void LinkServer::LookAtBuffers(LinkView* view) const {
 
 LinkView LinkServer::Look() {
   LinkView view{.name = name_,
-                .gpu = grant_.gpu,
+                .gpus = {},
                 .pool_bytes = grant_.pool_bytes,
                 .granted = granted_,
                 .open = broker_.has_value(),
@@ -854,6 +894,9 @@ LinkView LinkServer::Look() {
                 .broker_ready_seconds = broker_ ? counters_.ready_seconds() : std::nullopt,
                 .mps = counters_.mps(),
                 .registry = registry_};
+  for (size_t i = 0; i < grant_.gpus.size(); ++i) {
+    view.gpus.push_back({grant_.gpus[i], kept_.gpu_bytes(i)});
+  }
   std::map<uint64_t, uint32_t> places;  // Of clients in the view.
   view.clients.reserve(kept_.clients().size());
   for (const auto& [id, client] : kept_.clients()) {
@@ -882,9 +925,9 @@ void LinkServer::TellReady() {
   if (callbacks_.on_ready) callbacks_.on_ready(*seconds);
 }
 
-uint64_t LinkServer::kept_bytes() const {
-  const KeptCounts counts = kept_.counts();
-  return counts.pooled_bytes + counts.offered_bytes;
+uint64_t LinkServer::kept_bytes(size_t gpu) const {
+  const GpuBytes& bytes = kept_.gpu_bytes(gpu);
+  return bytes.pooled + bytes.offered;
 }
 
 void LinkServer::Count(protocol::CounterValues* sum, protocol::CounterValues* ended) {

@@ -58,8 +58,9 @@ namespace gpushm::plugin {
 
 // What an allocation grants its holder.
 struct LinkGrant {
-  std::string gpu;  // UUID: "GPU-..." or "MIG-..."
-  uint64_t pool_bytes = 0;
+  // UUIDs, "GPU-..." or "MIG-...", in the order of their numbers; at least one.
+  std::vector<std::string> gpus;
+  uint64_t pool_bytes = 0;  // On each of them.
   std::string pod = {};  // "namespace/name", for the log; empty: unknown.
   friend bool operator==(const LinkGrant&, const LinkGrant&) = default;
 };
@@ -82,6 +83,8 @@ struct GpuHealth {
   bool lost = false;
   std::string reason;
 };
+// Those that are unhealthy, by UUID.
+using SickGpus = std::map<std::string, GpuHealth>;
 
 class LinkServer {
  public:
@@ -112,12 +115,12 @@ class LinkServer {
 
   // Listens, and restores a socket file that somebody removed. Revokes first if the grant differs.
   // kBusy: the former holder's descriptors are still being closed.
-  Result<void> Open(const LinkGrant& grant, const GpuHealth& health);
+  Result<void> Open(const LinkGrant& grant, const SickGpus& sick);
   // The allocation has another holder: drops what is kept, and disconnects the broker.
   void Revoke();
   // Revokes, and removes the socket file.
   void Close();
-  void SetHealth(const GpuHealth& health);
+  void SetHealth(const std::string& gpu, const GpuHealth& health);
   // Keeper::HandOver for this link: connects as its broker, with its epoch. Blocks until the
   // deadline. Returns the number of generations; 0: nothing is kept.
   Result<uint64_t> HandOver(const Deadline& deadline, const std::function<bool()>& goes_on) const;
@@ -132,8 +135,8 @@ class LinkServer {
   // counts each; with `sockets` also logs sockets that do, which nothing can end.
   void AbortHeldUp(int64_t held_ms, bool sockets);
   LinkView Look();
-  // Physical bytes of the kept buffers.
-  uint64_t kept_bytes() const;
+  // Physical bytes of the kept buffers on the GPU of that number.
+  uint64_t kept_bytes(size_t gpu) const;
   // Plugin memory that the kept statements take.
   uint64_t statement_bytes() const { return kept_.bytes(); }
   // Its state was dropped once because it took too much.
@@ -161,7 +164,8 @@ class LinkServer {
     // What has to be sent, in this order.
     bool welcome_due = false;
     bool dump_due = false;
-    bool device_due = false;
+    uint32_t gpu_due = 0;      // The number of the next Gpu message; 0: none.
+    uint32_t devices_due = 0;  // Bit i: a Device message about GPU number i.
     bool wants_kept = false;
     Kept::Cursor cursor;
     bool waits_for_room = false;
@@ -236,8 +240,11 @@ class LinkServer {
 
   bool granted_ = false;
   LinkGrant grant_;
-  std::array<uint8_t, 16> gpu_uuid_{};
-  GpuHealth health_;
+  struct GrantedGpu {
+    std::array<uint8_t, 16> uuid{};
+    GpuHealth health;
+  };
+  std::vector<GrantedGpu> gpus_;  // As in grant_.
 
   UniqueFd listener_;
   std::pair<dev_t, ino_t> listener_file_{};  // Of the socket's file.

@@ -40,6 +40,7 @@ struct GenerationView {
   uint64_t mapped_bytes = 0;                // Physical.
   protocol::Transport transport{};
   bool pooled = true;     // False: an application offered it.
+  uint32_t gpu = 0;       // Number of its GPU.
   bool published = true;  // False: only its writer sees it so far.
   int64_t created_unix_ns = 0;
 };
@@ -75,10 +76,15 @@ struct NodeProcesses {
   std::vector<MpsPod> mps_pods;
 };
 
+struct GpuOfLink {
+  std::string uuid;
+  GpuBytes bytes;  // Of the buffers on it.
+};
+
 struct LinkView {
   std::string name;  // Name of the allocation.
-  std::string gpu;   // UUID
-  uint64_t pool_bytes = 0;
+  std::vector<GpuOfLink> gpus;  // In the order of their numbers.
+  uint64_t pool_bytes = 0;      // On each of them.
   bool granted = false;    // False: its pod has ended, and the rest of it is being removed.
   bool open = false;       // The broker's process lives.
   bool connected = false;  // It is also connected.

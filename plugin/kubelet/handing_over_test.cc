@@ -89,7 +89,7 @@ TEST_P(HandingOver, LeavesNoPodBehind) {
   ASSERT_TRUE(second) << second.error().ToString();
   (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
   (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
-  (*second)->SetDevices(Resource::kExclusive, Devices("x", 1));
+  SetSidecarDevices(second->get());
   ASSERT_TRUE((*second)->WaitFor([](const State& state) { return state.usable(); }, Soon()));
   ASSERT_TRUE(pods.Wait(3));
   EXPECT_EQ(pods.failed, 0) << pods.message;
@@ -135,7 +135,7 @@ TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
   ASSERT_TRUE(second) << second.error().ToString();
   (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
   (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
-  (*second)->SetDevices(Resource::kExclusive, Devices("x", 1));
+  SetSidecarDevices(second->get());
   admits.join();
   EXPECT_FALSE(kubelet->StatusOf(uid).failed) << kubelet->StatusOf(uid).message;
   EXPECT_EQ(second_handler.Count("allocate"), 2U);
@@ -165,7 +165,7 @@ TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
   if (second) {
     (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
     (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
-    (*second)->SetDevices(Resource::kExclusive, Devices("x", 1));
+    SetSidecarDevices(second->get());
     EXPECT_TRUE((*second)->WaitFor([](const State& state) { return state.usable(); }, Soon()));
     const Deadline asked = Soon();
     while (second_handler.Count("allocate") == 0 && !asked.Passed()) std::this_thread::yield();

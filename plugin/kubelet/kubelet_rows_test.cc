@@ -111,7 +111,8 @@ TEST_F(KubeletRestart, KeepsNoFilesInTheKubeletsFolder) {
   for (const auto& entry : std::filesystem::directory_iterator(options.folder))
     names.insert(entry.path().filename());
   EXPECT_EQ(names, (std::set<std::string>{"gpushm-attach.sock", "gpushm-exclusive.sock",
-                                          "gpushm-memory.sock", "kubelet.sock"}));
+                                          "gpushm-gpus.sock", "gpushm-memory.sock",
+                                          "gpushm-nvlink.sock", "kubelet.sock"}));
 }
 
 // Goal: none of many restarts leaves a resource at allocatable 0. Method: all kinds of death;

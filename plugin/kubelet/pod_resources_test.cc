@@ -103,8 +103,9 @@ TEST_F(PodResourcesTest, KnowsOtherNames) {
   FixedLister lister(folder / "pod-resources.sock");
   ::v1::ContainerResources* const container = lister.answer.add_pod_resources()->add_containers();
   Add(container, "example.com/bytes", {"m0001"});
-  PodResources renamed({.socket = folder / "pod-resources.sock",
-                        .names = {.memory = "example.com/bytes", .attach = "example.com/use"}});
+  ResourceNames names;
+  names.names[Resource::kMemory] = "example.com/bytes";
+  PodResources renamed({.socket = folder / "pod-resources.sock", .names = names});
   const Result<PodList> list = renamed.List(Soon());
   ASSERT_TRUE(list);
   EXPECT_THAT(list->snapshot.OwnersOf(Resource::kMemory, {"m0001"}), SizeIs(1));

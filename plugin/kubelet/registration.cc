@@ -36,18 +36,6 @@ struct SocketFiles {
   std::string other;
 };
 
-const std::string& SocketOf(Resource resource, const Registration::Options& options) {
-  switch (resource) {
-    case Resource::kMemory:
-      return options.memory_socket;
-    case Resource::kAttach:
-      return options.attach_socket;
-    case Resource::kExclusive:
-      break;
-  }
-  return options.exclusive_socket;
-}
-
 // Which of the two names this plugin takes first.
 SocketFiles FilesOf(const std::string& name, const Registration::Options& options) {
   SocketFiles files{.mine = name + kSuffix, .other = name + kOtherSuffix};
@@ -208,7 +196,7 @@ class Registration::Registrar {
 
   void Add(Resource resource, Handler* handler) {
     Line* const line = &LineOf(resource);
-    const SocketFiles files = FilesOf(SocketOf(resource, options_), options_);
+    const SocketFiles files = FilesOf(options_.sockets[resource], options_);
     line->resource = resource;
     line->name = options_.names.Of(resource);
     line->file = files.mine;
@@ -480,7 +468,7 @@ class Registration::Registrar {
 
 Result<std::unique_ptr<Registration>> Registration::Start(Options options, Handler* handler) {
   RouteGrpcLog();
-  for (const std::string& name : {options.memory_socket, options.attach_socket}) {
+  for (const std::string& name : options.sockets) {
     const std::string longest = Concat(options.folder, "/", name, kOtherSuffix);
     if (auto fits = ListeningSocket::CheckPath(longest); !fits)
       return std::unexpected(fits.error());
@@ -497,7 +485,7 @@ Result<std::unique_ptr<Registration>> Registration::Start(Options options, Handl
 Result<void> Registration::CheckAlone(const Options& options) {
   for (const Resource resource : kResources) {
     for (const char* const suffix : {kSuffix, kOtherSuffix}) {
-      const std::string path = Concat(options.folder, "/", SocketOf(resource, options), suffix);
+      const std::string path = Concat(options.folder, "/", options.sockets[resource], suffix);
       if (SomeoneAccepts(path)) {
         return Fail(Code::kAlreadyExists, Concat("another process serves ", path),
                     "run one plugin per node; a standby plugin needs the same state-folder");

@@ -97,9 +97,9 @@ class Registration {
   struct Options {
     std::string folder = "/var/lib/kubelet/device-plugins";
     std::string kubelet_socket = "kubelet.sock";
-    std::string memory_socket = "gpushm-memory";  // Without ".sock", see "Names" above.
-    std::string attach_socket = "gpushm-attach";
-    std::string exclusive_socket = "gpushm-exclusive";
+    // Without ".sock", see "Names" above.
+    PerResource<std::string> sockets = {
+        {"gpushm-memory", "gpushm-attach", "gpushm-exclusive", "gpushm-gpus", "gpushm-nvlink"}};
     bool beside = false;  // Whether another plugin hands over to this one.
     ResourceNames names = {};
     bool prefers = false;  // Whether the Handler's Prefer is offered to the kubelet.

@@ -95,7 +95,7 @@ TEST_F(RegistrationTest, RegistersNothingThatWasNotAdvertised) {
   StartKubelet();
   plugin = *Registration::Start(options, &handler);
   plugin->SetDevices(Resource::kAttach, Devices("a", 4));
-  plugin->SetDevices(Resource::kExclusive, Devices("x", 1));
+  SetSidecarDevices(plugin.get());
   ASSERT_TRUE(kubelet->WaitAllocatable(kAttach, 4, Soon()));
   EXPECT_EQ(kubelet->registrations(kMemory), 0U);
   EXPECT_FALSE(plugin->state().Of(Resource::kMemory).advertised);
@@ -104,7 +104,7 @@ TEST_F(RegistrationTest, RegistersNothingThatWasNotAdvertised) {
 TEST_F(RegistrationTest, SaysInOptionsWhatItWants) {
   options.prefers = true;
   StartPlugin();
-  const std::string socket = Concat(options.folder, "/", options.memory_socket, ".sock");
+  const std::string socket = Concat(options.folder, "/", options.sockets[Resource::kMemory], ".sock");
   StartKubelet();
   ASSERT_TRUE(Usable());
   api::DevicePluginOptions answer;
@@ -177,9 +177,11 @@ TEST_F(RegistrationTest, RegistersAgainWhenNoStreamOpens) {
   kubelet->LoseStreams(3);
   StartPlugin();
   ASSERT_TRUE(Usable());
-  EXPECT_EQ(kubelet->registrations(kMemory) + kubelet->registrations(kAttach) +
-                kubelet->registrations(kExclusive),
-            6U);
+  uint64_t registrations = 0;
+  for (const Resource resource : kResources) {
+    registrations += kubelet->registrations(ResourceName(resource));
+  }
+  EXPECT_EQ(registrations, kResources.size() + 3);
 }
 
 TEST_F(RegistrationTest, KeepsTryingWhileRefused) {

@@ -11,21 +11,12 @@
 namespace gpushm::plugin::kubelet {
 
 struct ResourceNames {
-  std::string memory = ResourceName(Resource::kMemory);
-  std::string attach = ResourceName(Resource::kAttach);
-  std::string exclusive = ResourceName(Resource::kExclusive);
+  PerResource<std::string> names = {
+      {ResourceName(Resource::kMemory), ResourceName(Resource::kAttach),
+       ResourceName(Resource::kExclusive), ResourceName(Resource::kGpus),
+       ResourceName(Resource::kNvlink)}};
 
-  const std::string& Of(Resource resource) const {
-    switch (resource) {
-      case Resource::kMemory:
-        return memory;
-      case Resource::kAttach:
-        return attach;
-      case Resource::kExclusive:
-        break;
-    }
-    return exclusive;
-  }
+  const std::string& Of(Resource resource) const { return names[resource]; }
   // Nothing if it is another resource.
   std::optional<Resource> Parse(std::string_view name) const {
     const auto* const found = std::ranges::find(

@@ -56,6 +56,9 @@ std::map<Resource, uint64_t> Collector::Bound() const {
   for (const Binding& binding : book_->bindings) {
     bound[binding.resource] += binding.ids.size();
     bound[Resource::kExclusive] += binding.exclusive.size();
+    if (binding.resource == Resource::kMemory && binding.gpus.size() > 1) {
+      bound[Resource::kGpus] += binding.gpus.size();
+    }
   }
   return bound;
 }

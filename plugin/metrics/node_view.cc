@@ -28,18 +28,21 @@ uint64_t ContentOf(const BufferView& buffer, const GenerationView& generation) {
   return generation.content_bytes.value_or(was_loaded ? loaded_bytes : generation.size_bytes);
 }
 
-// Builds one pool: buffers first, then their meaning for containers.
+// Builds one pool: the buffers on that GPU first, then their meaning for containers.
 class PoolBuilder {
  public:
-  PoolBuilder(const LinkView& link, const Pod& pod) : link_(link) {
+  PoolBuilder(const LinkView& link, const Pod& pod, uint32_t number) : link_(link) {
     pool_.allocation = link.name;
     pool_.pod = pod;
-    pool_.gpu = link.gpu;
+    pool_.gpu = link.gpus[number].uuid;
+    pool_.number = number;
     pool_.size_bytes = link.pool_bytes;
-    pool_.allocated_bytes = link.kept.pooled_bytes;
-    pool_.kept_heap_bytes = link.kept_heap_bytes;
-    pool_.exhausted = link.exhausted;
-    pool_.mps = link.mps;
+    pool_.allocated_bytes = link.gpus[number].bytes.pooled;
+    if (number == 0) {
+      pool_.kept_heap_bytes = link.kept_heap_bytes;
+      pool_.exhausted = link.exhausted;
+      pool_.mps = link.mps;
+    }
     pool_.broker = link.connected ? "connected" : link.open ? "away" : "none";
   }
 
@@ -50,20 +53,17 @@ class PoolBuilder {
     }
     // The sidecar is listed even if it holds nothing.
     Container(std::string(kSidecarName));
-    for (const ClientView& client : link_.clients) {
-      if (client.alive) ++Container(client.container).clients;
-    }
+    if (pool_.number == 0) AddWhatThePodHasOnce();
     for (const ContainerCounters& counted : link_.counters) {
       PoolContainer& container = Container(counted.container);
-      if (!container.counters) container.counters.emplace();
-      protocol::AddCounters(counted.values, &*container.counters);
       if (shown_.contains(counted.container)) container.private_limit_bytes = counted.private_bytes;
     }
-    for (const SyncView& sync : link_.syncs) {
-      ++pool_.syncs[sync.kind][static_cast<size_t>(sync.state)];
+    for (const BufferView& buffer : link_.buffers) {
+      const bool here = std::ranges::any_of(
+          buffer.generations,
+          [this](const GenerationView& generation) { return generation.gpu == pool_.number; });
+      if (here || (buffer.generations.empty() && pool_.number == 0)) AddBuffer(buffer);
     }
-    pool_.buffers.reserve(link_.buffers.size());
-    for (const BufferView& buffer : link_.buffers) AddBuffer(buffer);
     BoundBuffers();
     BoundAttachments();
     for (auto& [name, container] : containers_) {
@@ -76,6 +76,20 @@ class PoolBuilder {
   uint64_t physical_bytes() const { return physical_bytes_; }
 
  private:
+  void AddWhatThePodHasOnce() {
+    for (const ClientView& client : link_.clients) {
+      if (client.alive) ++Container(client.container).clients;
+    }
+    for (const ContainerCounters& counted : link_.counters) {
+      PoolContainer& container = Container(counted.container);
+      if (!container.counters) container.counters.emplace();
+      protocol::AddCounters(counted.values, &*container.counters);
+    }
+    for (const SyncView& sync : link_.syncs) {
+      ++pool_.syncs[sync.kind][static_cast<size_t>(sync.state)];
+    }
+  }
+
   // The first containers by name, so that the choice does not depend on activity and counters
   // continue.
   void ChooseContainers() {
@@ -100,10 +114,11 @@ class PoolBuilder {
     shown.name = buffer.name;
     shown.creator = buffer.creator;
     shown.state = buffer.current == 0 ? "unpublished" : registry::BufferStateName(buffer.state);
-    shown.generations = buffer.generations.size();
     if (buffer.state == registry::BufferState::kLoading) shown.loaded_bytes = buffer.loaded_bytes;
     std::map<AttachmentKey, status::Attachment> attachments;
     for (const GenerationView& generation : buffer.generations) {
+      if (generation.gpu != pool_.number) continue;
+      ++shown.generations;
       shown.allocated_bytes += generation.mapped_bytes;
       physical_bytes_ += generation.mapped_bytes;
       if (generation.generation == buffer.current || buffer.current == 0) {
@@ -234,7 +249,7 @@ std::vector<GpuView> GpusOf(const NodeFacts& facts) {
                 .exclusive_to = {},
                 .sample = {}};
     const auto alone = std::ranges::find_if(facts.bindings, [&](const Binding& binding) {
-      return binding.gpu == gpu.device.uuid && !binding.exclusive.empty();
+      return binding.Has(gpu.device.uuid) && !binding.exclusive.empty();
     });
     if (alone != facts.bindings.end()) gpu.exclusive_to = alone->owner.pod.ToString();
     if (i < facts.gpus.size()) {
@@ -267,10 +282,16 @@ void NodeViewBuilder::Add(const LinkView& link) {
   // Without Kubernetes, or if another pod now has these device IDs, the allocation's name
   // identifies the pool.
   const bool known = owner != owners_.end() && !owner->second.name.empty();
-  PoolBuilder builder(link, known ? owner->second : Pod{"", link.name});
+  for (uint32_t number = 0; number < link.gpus.size(); ++number) {
+    AddPool(link, known ? owner->second : Pod{"", link.name}, number);
+  }
+}
+
+void NodeViewBuilder::AddPool(const LinkView& link, const Pod& pod, uint32_t number) {
+  PoolBuilder builder(link, pod, number);
   PoolView pool = builder.Build();
-  const auto gpu =
-      std::ranges::find(node_.gpus, link.gpu, [](const GpuView& view) { return view.device.uuid; });
+  const auto gpu = std::ranges::find(node_.gpus, pool.gpu,
+                                     [](const GpuView& view) { return view.device.uuid; });
   if (gpu != node_.gpus.end()) {
     gpu->bound_bytes += link.pool_bytes;
     if (!link.open) gpu->kept_bytes += builder.physical_bytes();
@@ -284,13 +305,16 @@ void NodeViewBuilder::Add(const LinkView& link) {
         const auto found = gpu->sample->private_bytes.find({link.name, container.name});
         if (found != gpu->sample->private_bytes.end()) container.private_bytes = found->second;
       }
-      const auto outside = gpu->sample->outside_mps.find(link.name);
-      if (pool.mps && outside != gpu->sample->outside_mps.end()) {
-        pool.mps->outside_processes = outside->second;
-      }
     }
   }
   node_.pools.push_back(std::move(pool));
+  // The pod's processes outside MPS on any of its GPUs; one that uses two counts once.
+  PoolView& first = *(node_.pools.end() - 1 - number);
+  if (!first.mps || gpu == node_.gpus.end() || !gpu->sample) return;
+  const auto outside = gpu->sample->outside_mps.find(link.name);
+  if (outside == gpu->sample->outside_mps.end()) return;
+  first.mps->outside_processes =
+      std::max(first.mps->outside_processes.value_or(0), outside->second);
 }
 
 NodeView NodeViewBuilder::Finish() {

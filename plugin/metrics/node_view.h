@@ -63,10 +63,13 @@ struct PoolContainer : status::Container {
   std::optional<protocol::CounterValues> counters{};  // Absent: it counted nothing.
 };
 
+// What a pod has on one GPU. A pod with several GPUs has one PoolView for each. What belongs to the
+// pod as a whole is with its first GPU: connected processes, counters, signals, MPS.
 struct PoolView {
   std::string allocation;  // "m0003"
   Pod pod;                 // Empty without Kubernetes.
   std::string gpu;
+  uint32_t number = 0;  // Of that GPU in the pod.
   uint64_t size_bytes = 0;
   uint64_t allocated_bytes = 0;
   uint64_t kept_heap_bytes = 0;     // Plugin memory that its kept state takes.
@@ -97,7 +100,7 @@ struct GpuView {
 
 struct NodeView {
   std::vector<GpuView> gpus;    // As advertised.
-  std::vector<PoolView> pools;  // Sorted by allocation.
+  std::vector<PoolView> pools;  // Sorted by allocation and number.
 };
 
 struct NodeFacts {
@@ -121,6 +124,7 @@ class NodeViewBuilder {
   NodeView Finish();
 
  private:
+  void AddPool(const LinkView& link, const Pod& pod, uint32_t number);
   const NodeFacts& facts_;
   const std::map<std::string, Pod> owners_;  // Keyed by allocation.
   NodeView node_;

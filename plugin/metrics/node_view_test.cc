@@ -44,7 +44,7 @@ Node Facts() {
 LinkView Link(const std::string& name = "m0000") {
   LinkView link;
   link.name = name;
-  link.gpu = kGpu;
+  link.gpus = {{kGpu, {}}};
   link.pool_bytes = 100 * kMi;
   link.granted = link.open = link.connected = true;
   return link;
@@ -197,16 +197,55 @@ TEST(NodeView, APoolIsNamedAfterItsPodOrItsAllocation) {
   facts.links[2].granted = false;  // Its pod has ended.
   facts.bindings.push_back({.resource = Resource::kMemory,
                             .ids = {"m0000", "m0007"},
-                            .gpu = kGpu,
+                            .gpus = {kGpu},
                             .owner = {{"chat", "server-0"}, "gpushm"}});
   facts.bindings.push_back({.resource = Resource::kAttach,
                             .ids = {"m0001"},
-                            .gpu = kGpu,
+                            .gpus = {kGpu},
                             .owner = {{"chat", "other"}, "app"}});
   const NodeView node = BuildNodeView(facts);
   ASSERT_EQ(node.pools.size(), 2U);
   EXPECT_EQ(node.pools[0].pod, (Pod{"chat", "server-0"}));
   EXPECT_EQ(node.pools[1].pod, (Pod{"", "m0001"}));
+}
+
+// A pod of two GPUs has a pool on each; what it has once is with the first.
+TEST(NodeView, APodOfSeveralGpusHasAPoolOnEach) {
+  Node facts = Facts();
+  LinkView link = Link();
+  const std::string other = "GPU-aaaaaaaa-0000-0000-0000-000000000009";
+  link.gpus = {{kGpu, {.pooled = 10 * kMi}}, {other, {.pooled = 20 * kMi}}};
+  AddBuffer(&link, "weights-0", 1, 10 * kMi);
+  AddBuffer(&link, "weights-1", 2, 20 * kMi);
+  link.buffers[1].generations[0].gpu = 1;
+  link.clients = {{.container = "app", .client_id = 1, .alive = true}};
+  link.leases = {{.lease_id = 1, .generation = 2, .client = 0, .access = protocol::WireAccess::kRead}};
+  facts.links = {link};
+  const NodeView node = BuildNodeView(facts);
+  ASSERT_EQ(node.pools.size(), 2U);
+  const PoolView& first = node.pools[0];
+  const PoolView& second = node.pools[1];
+  EXPECT_EQ(first.gpu, kGpu);
+  EXPECT_EQ(second.gpu, other);
+  EXPECT_EQ(second.number, 1u);
+  EXPECT_EQ(first.allocated_bytes, 10 * kMi);
+  EXPECT_EQ(second.allocated_bytes, 20 * kMi);
+  ASSERT_EQ(first.buffers.size(), 1U);
+  ASSERT_EQ(second.buffers.size(), 1U);
+  EXPECT_EQ(first.buffers[0].name, "weights-0");
+  EXPECT_EQ(second.buffers[0].name, "weights-1");
+  EXPECT_EQ(node.gpus[0].bound_bytes, 100 * kMi);
+  EXPECT_EQ(node.gpus[0].buffers_bytes, 10 * kMi) << "the other is not one of the node's GPUs";
+  uint64_t clients = 0;
+  uint64_t mapped = 0;
+  for (const PoolView& pool : node.pools) {
+    for (const PoolContainer& container : pool.containers) {
+      clients += container.clients;
+      mapped += container.mapped_bytes;
+    }
+  }
+  EXPECT_EQ(clients, 1u) << "a process is counted once";
+  EXPECT_EQ(mapped, 20 * kMi);
 }
 
 TEST(NodeView, ShowsWhichPodHasAGpuAlone) {
@@ -215,7 +254,7 @@ TEST(NodeView, ShowsWhichPodHasAGpuAlone) {
   EXPECT_EQ(BuildNodeView(facts).gpus[0].exclusive_to, "");
   facts.bindings.push_back({.resource = Resource::kMemory,
                             .ids = {"m0000"},
-                            .gpu = kGpu,
+                            .gpus = {kGpu},
                             .owner = {{"chat", "server-0"}, "gpushm"},
                             .exclusive = {"x0000"}});
   const NodeView node = BuildNodeView(facts);

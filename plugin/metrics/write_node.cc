@@ -92,6 +92,14 @@ class PoolWriter {
       out_.Add(metric, {pool.pod.name_space, pool.pod.name, pool.gpu}, value(pool));
     }
   }
+  // What a pod has once, with its first GPU.
+  template <typename Value>
+  void EachPod(Metric metric, Value value) {
+    for (const PoolView& pool : node_.pools) {
+      if (pool.number != 0) continue;
+      out_.Add(metric, {pool.pod.name_space, pool.pod.name, pool.gpu}, value(pool));
+    }
+  }
   template <typename Value>
   void EachBuffer(Metric metric, Value value) {
     ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
@@ -310,10 +318,10 @@ void WritePools(const NodeView& node, Exposition* out) {
   PoolWriter each(node, out);
   each.EachPool(Metric::kPoolSize, [](const PoolView& pool) { return pool.size_bytes; });
   each.EachPool(Metric::kPoolAllocated, [](const PoolView& pool) { return pool.allocated_bytes; });
-  each.EachPool(Metric::kBrokerConnected,
-                [](const PoolView& pool) { return uint64_t{pool.broker == "connected"}; });
-  each.EachPool(Metric::kLinkMemory, [](const PoolView& pool) { return pool.kept_heap_bytes; });
-  each.EachPool(Metric::kLinkExhausted, [](const PoolView& pool) { return pool.exhausted; });
+  each.EachPod(Metric::kBrokerConnected,
+               [](const PoolView& pool) { return uint64_t{pool.broker == "connected"}; });
+  each.EachPod(Metric::kLinkMemory, [](const PoolView& pool) { return pool.kept_heap_bytes; });
+  each.EachPod(Metric::kLinkExhausted, [](const PoolView& pool) { return pool.exhausted; });
   WriteMps(node, out);
   WriteSyncs(node, out);
   WriteBuffers(&each, out);

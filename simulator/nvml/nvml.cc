@@ -272,6 +272,21 @@ nvmlReturn_t DECLDIR nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t*
   });
 }
 
+nvmlReturn_t DECLDIR nvmlDeviceGetP2PStatus(nvmlDevice_t device1, nvmlDevice_t device2,
+                                            nvmlGpuP2PCapsIndex_t p2pIndex,
+                                            nvmlGpuP2PStatus_t* p2pStatus) {
+  return CallNvmlDevice("nvmlDeviceGetP2PStatus", device1, [&](Nvml& nvml, const Card& card) {
+    const Card* const other = nvml.Find(device2);
+    if (p2pStatus == nullptr || other == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
+    const bool reached = card.CanReach(*other);
+    const bool nvlink = reached && card.nvlink && other->nvlink;
+    *p2pStatus = (p2pIndex == NVML_P2P_CAPS_INDEX_NVLINK ? nvlink : reached)
+                     ? NVML_P2P_STATUS_OK
+                     : NVML_P2P_STATUS_NOT_SUPPORTED;
+    return NVML_SUCCESS;
+  });
+}
+
 nvmlReturn_t DECLDIR nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int* currentMode,
                                           unsigned int* pendingMode) {
   return CallNvmlDevice("nvmlDeviceGetMigMode", device, [&](Nvml&, const Card& card) {

@@ -33,7 +33,7 @@ constexpr char kGpu[] = "GPU-aaaaaaaa-0000-0000-0000-000000000001";
 plugin::Binding LongBinding() {
   return {.resource = plugin::Resource::kMemory,
           .ids = {"m0003"},
-          .gpu = kGpu,
+          .gpus = {kGpu},
           .owner = {.pod = {.name_space = kLabel, .name = kPod}, .container = kLabel}};
 }
 
@@ -60,7 +60,7 @@ plugin::NodeView LongNode() {
   plugin::NodeViewBuilder builder(facts);
   plugin::LinkView link;
   link.name = "m0003";
-  link.gpu = kGpu;
+  link.gpus = {{kGpu, {}}};
   link.granted = link.open = link.connected = true;
   builder.Add(link);
   return builder.Finish();

@@ -63,7 +63,7 @@ plugin::Binding BindingOf(const std::string& name_space, const std::string& pod,
                           const std::string& container) {
   return {.resource = plugin::Resource::kAttach,
           .ids = {"a0003"},
-          .gpu = "GPU-aaaaaaaa-0000-0000-0000-000000000001",
+          .gpus = {"GPU-aaaaaaaa-0000-0000-0000-000000000001"},
           .owner = {.pod = {.name_space = name_space, .name = pod}, .container = container}};
 }
 

@@ -102,7 +102,7 @@ class LinkedTest : public IntegrationTest {
   }
   void Open() {
     ASSERT_TRUE(Eventually([&] {
-      return keeper_->Open(kAllocation, {.gpu = gpu_, .pool_bytes = uint64_t{128} << 20})
+      return keeper_->Open(kAllocation, {.gpus = {gpu_}, .pool_bytes = uint64_t{128} << 20})
           .has_value();
     }));
   }

@@ -21,7 +21,7 @@ int PluginMain(const std::string& links, const std::string& gpu) {
   const auto keeper = plugin::Keeper::Start(std::move(options));
   mkdir((links + "/m0000").c_str(), 0755);
   const Result<void> opened =
-      keeper ? (*keeper)->Open("m0000", {.gpu = gpu, .pool_bytes = uint64_t{128} << 20})
+      keeper ? (*keeper)->Open("m0000", {.gpus = {gpu}, .pool_bytes = uint64_t{128} << 20})
              : std::unexpected(keeper.error());
   if (!opened) {
     std::fprintf(stderr, "plugin: %s\n", opened.error().ToString().c_str());

@@ -47,7 +47,7 @@ class KeeperTest : public ::testing::Test {
   // Creates the folder and opens the link.
   void Open(const std::string& name, const std::string& gpu = kGpu, uint64_t pool = kGiB) {
     folder_.Add(name);
-    const Result<void> opened = keeper_->Open(name, {.gpu = gpu, .pool_bytes = pool});
+    const Result<void> opened = keeper_->Open(name, {.gpus = {gpu}, .pool_bytes = pool});
     ASSERT_TRUE(opened) << opened.error().ToString();
   }
 

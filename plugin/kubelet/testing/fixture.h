@@ -95,6 +95,13 @@ inline std::vector<Advertised> Devices(const std::string& prefix, size_t count,
   return devices;
 }
 
+// One device of each resource that only sidecars request.
+inline void SetSidecarDevices(Registration* plugin) {
+  plugin->SetDevices(Resource::kExclusive, Devices("x", 1));
+  plugin->SetDevices(Resource::kGpus, Devices("g", 1));
+  plugin->SetDevices(Resource::kNvlink, Devices("n", 1));
+}
+
 // A scripted kubelet and the plugin's part in one process, not started yet.
 class KubeletTest : public ::testing::Test {
  protected:
@@ -129,7 +136,7 @@ class KubeletTest : public ::testing::Test {
     plugin = std::move(*started);
     plugin->SetDevices(Resource::kMemory, Devices("m", units));
     plugin->SetDevices(Resource::kAttach, Devices("a", tokens));
-    plugin->SetDevices(Resource::kExclusive, Devices("x", 1));
+    SetSidecarDevices(plugin.get());
   }
   // Whether both sides agree that the resources are usable.
   [[nodiscard]] ::testing::AssertionResult Usable(size_t units = 8, size_t tokens = 4) {

@@ -16,12 +16,13 @@ class OtherPlugin : public Handler {
               const std::vector<std::string>& ids = {kForeignGpu}) {
     Registration::Options options;
     options.folder = folder;
-    options.memory_socket = "other";
-    options.attach_socket = "other-unused";
-    options.exclusive_socket = "other-unused-too";
-    options.names = {.memory = resource,
-                     .attach = "unused.example.com/unused",
-                     .exclusive = "unused.example.com/unused-too"};
+    for (const Resource unused : kResources) {
+      const std::string number = std::to_string(static_cast<int>(unused));
+      options.sockets[unused] = "other-unused-" + number;
+      options.names.names[unused] = "unused.example.com/unused-" + number;
+    }
+    options.sockets[Resource::kMemory] = "other";
+    options.names.names[Resource::kMemory] = resource;
     auto started = Registration::Start(std::move(options), this);
     if (!started) return;
     registration_ = std::move(*started);
