@@ -267,8 +267,8 @@ struct LinkEnd {
 static_assert(sizeof(LinkEnd) == 8);
 
 struct LinkDevice {
-  uint32_t lost;  // 1: unhealthy; clients get DEVICE_LOST. 0: healthy again.
-  uint32_t gpu;   // The number of the GPU; 0 before version 7.
+  uint32_t lost;                 // 1: unhealthy; clients get DEVICE_LOST. 0: healthy again.
+  uint32_t gpu;                  // The number of the GPU; 0 before version 7.
   std::array<char, 256> reason;  // "XID 79: the GPU has fallen off the bus", NUL-terminated.
 };
 static_assert(sizeof(LinkDevice) == 264);

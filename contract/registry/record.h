@@ -85,7 +85,7 @@ struct BufferRecord {
   GpuUuid gpu{};
   Transport transport = Transport::kVmm;
   BufferState state = BufferState::kReady;
-  uint32_t flags = 0;  // The flags above; readers ignore unknown ones.
+  uint32_t flags = 0;       // The flags above; readers ignore unknown ones.
   uint32_t gpu_number = 0;  // Of `gpu` among the pod's GPUs; 0 from older brokers.
   uint64_t created_unix_ns = 0;
   uint64_t loaded_bytes = 0;  // Bytes of size_bytes that have their content; see ContentBytes.

@@ -5,6 +5,10 @@
 //   stranded_count  pods among those that would have fitted if the free units were on one GPU
 //   wait_mean_count mean wait of all pods, in arrivals
 // p50 and p99 are for Bind alone.
+//
+// Several: one decision about a pod of several GPUs, on a node with 1,000 bindings, for the ways in
+// which the GPUs of real nodes are linked. refused_count: pods without a set, which is the longest
+// search.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -136,6 +140,86 @@ void Place(benchmark::State& state, Fit fit) {
     state.counters["wait_mean_count"] = static_cast<double>(wait) / kPods;
   }
 }
+
+// How the GPUs of a node are linked. kMesh: the eight of a DGX-1, each with four others.
+enum class Links { kNone, kPairs, kMesh, kSwitch };
+
+std::vector<Gpu> Linked(size_t count, uint32_t units, Links links) {
+  const auto linked = [links](size_t a, size_t b) {
+    switch (links) {
+      case Links::kNone:
+        return false;
+      case Links::kPairs:
+        return (a ^ 1) == b;
+      case Links::kMesh:
+        return a / 4 == b / 4 || (a ^ 4) == b;
+      case Links::kSwitch:
+        break;
+    }
+    return true;
+  };
+  std::vector<Gpu> gpus(count);
+  for (size_t i = 0; i < count; ++i) {
+    gpus[i] = {.uuid = Concat("GPU-aaaaaaaa-0000-0000-0000-", 100'000'000'000 + i), .units = units};
+  }
+  for (size_t i = 0; i < count; ++i) {
+    for (size_t j = 0; j < count; ++j) {
+      if (i != j && linked(i, j)) gpus[i].nvlink.insert(gpus[j].uuid);
+    }
+  }
+  return gpus;
+}
+
+void Several(benchmark::State& state, size_t gpus, Links links) {
+  constexpr size_t kBindings = 1000;
+  constexpr int kDecisions = 1000;
+  std::mt19937 random(3);
+  for (auto _ : state) {
+    Book book(uint64_t{1} << 30);
+    const auto units = static_cast<uint32_t>(3 * kBindings / gpus);
+    book.SetGpus(Linked(gpus, units, links));
+    for (size_t i = 0; i < kBindings; ++i) {
+      const DeviceIds ids = {Concat("m", 10'000 + i)};
+      Snapshot now;
+      now.Add({{"default", Concat("single-", i)}, "gpushm"}, Resource::kMemory, ids);
+      GPUSHM_ASSERT(book.Bind(Resource::kMemory, ids, now).has_value());
+    }
+    bench::Samples samples;
+    int refused = 0;
+    for (int i = 0; i < kDecisions; ++i) {
+      const size_t count = 2 + random() % (gpus - 1);
+      const Owner owner{{"default", "several"}, "gpushm"};
+      // Often more than any GPU has left.
+      const size_t each = 1 + random() % units;
+      DeviceIds ids;
+      for (size_t id = 0; id < count * each; ++id) ids.insert(Concat("m", 20'000 + id));
+      DeviceIds number;
+      for (size_t id = 0; id < count; ++id) number.insert(Concat("g", 1000 + id));
+      Snapshot now;
+      now.Add(owner, Resource::kMemory, ids);
+      now.Add(owner, Resource::kGpus, number);
+      const auto begun = std::chrono::steady_clock::now();
+      const auto bound = book.Bind(Resource::kMemory, ids, now);
+      const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begun;
+      samples.Add(static_cast<double>(took.count()));
+      if (!bound) ++refused;
+      // The kubelet gives the IDs to another pod, so this one has ended.
+      Snapshot next;
+      next.Add({{"default", "next"}, "gpushm"}, Resource::kMemory, {*ids.begin()});
+      book.Supersede(ids);
+      if (bound) GPUSHM_ASSERT(book.Bind(Resource::kMemory, {*ids.begin()}, next).has_value());
+    }
+    state.SetIterationTime(samples.Sum() / 1e9);
+    bench::Show(state, bench::Ours{samples});
+    state.counters["refused_count"] = refused;
+  }
+}
+
+BENCHMARK_CAPTURE(Several, gpus_8_none, 8, Links::kNone)->UseManualTime()->Iterations(1);
+BENCHMARK_CAPTURE(Several, gpus_8_pairs, 8, Links::kPairs)->UseManualTime()->Iterations(1);
+BENCHMARK_CAPTURE(Several, gpus_8_mesh, 8, Links::kMesh)->UseManualTime()->Iterations(1);
+BENCHMARK_CAPTURE(Several, gpus_8_switch, 8, Links::kSwitch)->UseManualTime()->Iterations(1);
+BENCHMARK_CAPTURE(Several, gpus_16_switch, 16, Links::kSwitch)->UseManualTime()->Iterations(1);
 
 BENCHMARK_CAPTURE(Place, best_fit, Fit::kBest)->UseManualTime()->Iterations(1);
 BENCHMARK_CAPTURE(Place, first_fit, Fit::kFirst)->UseManualTime()->Iterations(1);

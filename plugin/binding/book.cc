@@ -13,8 +13,8 @@ bool Overlap(const DeviceIds& a, const DeviceIds& b) {
   return std::any_of(a.begin(), a.end(), [&b](const std::string& id) { return b.contains(id); });
 }
 
-// Calls visit(id, gpu) for each ID with the GPU that it stands for: with several GPUs, equal parts of
-// the IDs in their order. Fewer IDs than GPUs, such as the one of a container that attaches, all
+// Calls visit(id, gpu) for each ID with the GPU that it stands for: with several GPUs, equal parts
+// of the IDs in their order. Fewer IDs than GPUs, such as the one of a container that attaches, all
 // stand for the first GPU.
 template <typename Visit>
 void ForEachPart(const DeviceIds& ids, const std::vector<std::string>& gpus, Visit visit) {
@@ -151,12 +151,12 @@ Result<Book::Need> Book::NeedOf(const DeviceIds& ids, const Owner& owner,
   const std::string requests =
       Concat(owner.ToString(), " requests ", ids.size(), " units of gpushm.io/memory");
   if (gpus > limits::kPodGpus || ids.size() % gpus != 0) {
-    return Fail(Code::kInvalidArgument,
-                Concat(requests, " and gpushm.io/gpus: ", stated,
-                       "; each GPU gives the same part, and a pod has at most ", limits::kPodGpus,
-                       " GPUs"),
-                "annotate the pod with gpushm.io/gpus, and the webhook requests both; by hand, "
-                "request a multiple, such as gpushm.io/memory: 16 with gpushm.io/gpus: 2");
+    return Fail(
+        Code::kInvalidArgument,
+        Concat(requests, " and gpushm.io/gpus: ", stated,
+               "; each GPU gives the same part, and a pod has at most ", limits::kPodGpus, " GPUs"),
+        "annotate the pod with gpushm.io/gpus, and the webhook requests both; by hand, "
+        "request a multiple, such as gpushm.io/memory: 16 with gpushm.io/gpus: 2");
   }
   if (exclusive != 0 && exclusive != gpus) {
     return Fail(Code::kInvalidArgument,
@@ -166,8 +166,9 @@ Result<Book::Need> Book::NeedOf(const DeviceIds& ids, const Owner& owner,
   }
   if (nvlink && gpus == 1) {
     return Fail(Code::kInvalidArgument,
-                Concat(requests, " and gpushm.io/nvlink without gpushm.io/gpus; one GPU has no "
-                                 "NVLink to another GPU of the pod"),
+                Concat(requests,
+                       " and gpushm.io/nvlink without gpushm.io/gpus; one GPU has no "
+                       "NVLink to another GPU of the pod"),
                 "request gpushm.io/gpus: 2 or more, or leave gpushm.io/nvlink out");
   }
   return Need{.units = static_cast<uint32_t>(ids.size() / gpus),
@@ -204,11 +205,11 @@ Result<void> Book::CheckSidecar(Resource resource, const DeviceIds& ids,
   const Result<Owner> owner = OwnerOf(resource, ids, now);
   if (!owner) return std::unexpected(owner.error());
   if (!now.IdsOf(*owner, Resource::kMemory).empty()) return {};
-  return Fail(Code::kInvalidArgument,
-              Concat(owner->ToString(), " requests ", ResourceName(resource),
-                     " without gpushm.io/memory"),
-              "request both for the sidecar only; the webhook does that for the annotations "
-              "gpushm.io/exclusive: \"true\", gpushm.io/gpus: \"2\" and gpushm.io/topology: nvlink");
+  return Fail(
+      Code::kInvalidArgument,
+      Concat(owner->ToString(), " requests ", ResourceName(resource), " without gpushm.io/memory"),
+      "request both for the sidecar only; the webhook does that for the annotations "
+      "gpushm.io/exclusive: \"true\", gpushm.io/gpus: \"2\" and gpushm.io/topology: nvlink");
 }
 
 void Book::ForgetAttach(const DeviceIds& ids) {
@@ -268,11 +269,11 @@ Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snaps
   for (const Entry& other : entries_) {
     if (other.superseded || !(other.binding.owner.pod == owner->pod)) continue;
     if (other.binding.gpus == binding.gpus) continue;
-    return Fail(Code::kInvalidArgument,
-                Concat(owner->ToString(), " was given GPU ", binding.first_gpu(),
-                       ", but container ", other.binding.owner.container,
-                       " of the same pod GPU ", other.binding.first_gpu()),
-                "delete the pod to have it placed again; this cannot happen with strategy: cdi");
+    return Fail(
+        Code::kInvalidArgument,
+        Concat(owner->ToString(), " was given GPU ", binding.first_gpu(), ", but container ",
+               other.binding.owner.container, " of the same pod GPU ", other.binding.first_gpu()),
+        "delete the pod to have it placed again; this cannot happen with strategy: cdi");
   }
   return binding;
 }
@@ -394,8 +395,8 @@ std::unexpected<Status> Book::NoSet(const Need& need) const {
       state.lack = Concat("GPU ", gpu.uuid, " is unhealthy");
       missing = gpu.units + 1;
     } else if (missing > 0) {
-      state.lack = Concat("GPU ", gpu.uuid, " has ", Amount(free), " free and lacks ",
-                          Amount(missing));
+      state.lack =
+          Concat("GPU ", gpu.uuid, " has ", Amount(free), " free and lacks ", Amount(missing));
     }
     gpus.push_back(&gpu);
     candidates.push_back({.cost = missing});
@@ -406,8 +407,8 @@ std::unexpected<Status> Book::NoSet(const Need& need) const {
   if (!set) {
     return Fail(
         Code::kUnsupported,
-        Concat(needs, ", but this node has ", gpus.size(),
-               gpus.size() == 1 ? " GPU" : " GPUs", " of that size",
+        Concat(needs, ", but this node has ", gpus.size(), gpus.size() == 1 ? " GPU" : " GPUs",
+               " of that size",
                need.nvlink && gpus.size() >= need.gpus ? " without NVLink between that many" : "",
                " (MIG instances cannot be used together): it never starts here"),
         "request fewer GPUs or less memory, or delete the pod and select a node with more GPUs");

@@ -1,7 +1,7 @@
 // Goal: invariants (1), (2) and (4) to (7) of book.h hold, and nothing leaks, whatever happens in
-// whatever order. Method: random pods of one GPU or several come, restart, end and are replaced under the same IDs;
-// brokers linger; GPUs become unhealthy or are drained. After each step the book is compared with a
-// model of who uses what.
+// whatever order. Method: random pods of one GPU or several come, restart, end and are replaced
+// under the same IDs; brokers linger; GPUs become unhealthy or are drained. After each step the
+// book is compared with a model of who uses what.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -141,8 +141,8 @@ TEST_F(BookSeveralTest, AloneOnAllOfThem) {
   EXPECT_EQ(Start("next", {.units = 20, .gpus = 3}).error().code(), Code::kInvalidArgument)
       << "20 units are not three equal parts";
   EXPECT_EQ(Start("third", {.units = 21, .gpus = 3}).error().code(), Code::kExhausted);
-  // Of the exclusive IDs, those of a and c are unhealthy, because a pod shares a: two GPUs are taken
-  // by the pod that has them alone.
+  // Of the exclusive IDs, those of a and c are unhealthy, because a pod shares a: two GPUs are
+  // taken by the pod that has them alone.
   EXPECT_THAT(book_.Unhealthy(Resource::kExclusive, Ids('x', 0, 4)), SizeIs(1));
 }
 

@@ -50,7 +50,8 @@ class BookTest : public ::testing::Test {
 
 TEST_F(BookTest, SidecarGetsTheFullestGpuThatFits) {
   EXPECT_EQ(Start("one", 0, 5)->first_gpu(), "GPU-b");
-  EXPECT_EQ(Start("two", 10, 1)->first_gpu(), "GPU-b") << "1 unit is left there, 10 on the other GPU";
+  EXPECT_EQ(Start("two", 10, 1)->first_gpu(), "GPU-b")
+      << "1 unit is left there, 10 on the other GPU";
   EXPECT_EQ(Start("three", 20, 1)->first_gpu(), "GPU-a");
   EXPECT_EQ(book_.FreeUnits("GPU-a"), 9u);
   EXPECT_EQ(book_.FreeUnits("GPU-b"), 0u);
@@ -362,7 +363,8 @@ TEST_F(BookTest, OnlyASidecarCanAskForAGpuOfItsOwn) {
   EXPECT_EQ(refused.error().code(), Code::kInvalidArgument);
   EXPECT_THAT(refused.error().what(),
               HasSubstr("container app requests gpushm.io/exclusive without gpushm.io/memory"));
-  EXPECT_EQ(book_.CheckSidecar(Resource::kExclusive, Ids('x', 5, 1), now_).error().code(), Code::kNotFound);
+  EXPECT_EQ(book_.CheckSidecar(Resource::kExclusive, Ids('x', 5, 1), now_).error().code(),
+            Code::kNotFound);
 }
 
 // A sick or drained GPU is no pod's own. The IDs of a pod that has one are sick with it.

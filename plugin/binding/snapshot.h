@@ -44,9 +44,9 @@ constexpr bool BindsNothing(Resource resource) {
 
 // The name in pod specs and for the kubelet.
 inline std::string ResourceName(Resource resource) {
-  static constexpr PerResource<const char*> kNames = {
-      {"gpushm.io/memory", "gpushm.io/attach", "gpushm.io/exclusive", "gpushm.io/gpus",
-       "gpushm.io/nvlink"}};
+  static constexpr PerResource<const char*> kNames = {{"gpushm.io/memory", "gpushm.io/attach",
+                                                       "gpushm.io/exclusive", "gpushm.io/gpus",
+                                                       "gpushm.io/nvlink"}};
   return kNames[resource];
 }
 

@@ -185,7 +185,8 @@ TEST_F(DriverFilesTest, CapabilitiesOfAMigInstance) {
   EXPECT_EQ(Node(edits, "/dev/nvidia-caps/nvidia-cap32"), "/dev/nvidia-caps/nvidia-cap32");
   Device old = Instance();
   old.gpu_instance = kNoInstance;
-  EXPECT_EQ(EditsFor(driver, {old}, ContainerRole::kApplication, {}).error().code(), Code::kNotFound);
+  EXPECT_EQ(EditsFor(driver, {old}, ContainerRole::kApplication, {}).error().code(),
+            Code::kNotFound);
   fs::remove_all(Host("/proc/driver/nvidia"));
   EXPECT_FALSE(EditsFor(driver, {Instance()}, ContainerRole::kApplication, {}));
   Put("/proc/driver/nvidia-caps/mig-minors",

@@ -288,8 +288,9 @@ TEST(SpecStore, APodsGpusAreInItsSpecInTheirOrder) {
   EXPECT_EQ(*ParseSpec(kFile, good), several);
   EXPECT_THAT(good, HasSubstr("\"gpushm.io/binding-version\":\"2\""));
   EXPECT_THAT(SpecText(Sidecar(), {}).value(), HasSubstr("\"gpushm.io/binding-version\":\"1\""));
-  for (const std::string& wrong : {std::string(kGpu), std::string(kGpu) + ",", std::string(","),
-                                   Concat(kGpu, ",", kGpu), kOther + "," + kGpu + ",GPU-3"}) {  // Four IDs.
+  for (const std::string& wrong :
+       {std::string(kGpu), std::string(kGpu) + ",", std::string(","), Concat(kGpu, ",", kGpu),
+        kOther + "," + kGpu + ",GPU-3"}) {  // Four IDs.
     std::string text = good;
     text.replace(text.find(kOther), kOther.size() + 1 + std::string(kGpu).size(), wrong);
     const auto read = ParseSpec(kFile, text);

@@ -311,12 +311,13 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
     return found == texts->end() ? std::string() : found->second;
   };
   const std::string version = get(kVersionKey);
-  if (version != std::to_string(kBindingVersion) && version != std::to_string(kSeveralGpusVersion)) {
-    return Fail(Code::kIncompatible,
-                Concat(file_name, ": unsupported binding version ", Quote(version),
-                       "; this plugin supports only ", kBindingVersion, " and ",
-                       kSeveralGpusVersion),
-                "remove the file; its container gets a new binding at its next start");
+  if (version != std::to_string(kBindingVersion) &&
+      version != std::to_string(kSeveralGpusVersion)) {
+    return Fail(
+        Code::kIncompatible,
+        Concat(file_name, ": unsupported binding version ", Quote(version),
+               "; this plugin supports only ", kBindingVersion, " and ", kSeveralGpusVersion),
+        "remove the file; its container gets a new binding at its next start");
   }
   const auto ids = SplitIds(get(kIdsKey));
   if (!ids) {

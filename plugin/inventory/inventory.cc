@@ -194,8 +194,8 @@ Result<std::vector<Device>> ReadGpu(const NvmlApi& nvml, unsigned index) {
   return std::vector<Device>{std::move(*gpu)};
 }
 
-// Notes which whole GPUs reach each other over NVLink. A driver that cannot say it, or an error, means
-// that they do not.
+// Notes which whole GPUs reach each other over NVLink. A driver that cannot say it, or an error,
+// means that they do not.
 void ReadNvlink(const NvmlApi& nvml, std::vector<Device>* devices) {
   if (nvml.nvmlDeviceGetP2PStatus == nullptr) return;
   struct Whole {

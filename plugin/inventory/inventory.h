@@ -69,9 +69,9 @@ struct Advertisement {
   std::vector<std::string> missing;  // Named in Rules::select, but not on this node.
   std::vector<Gpu> gpus;             // The same for the book, in that order; all healthy.
   // A letter and four digits: "m0000", "a0000", "x0000", "g0000", "n0000". Without place or
-  // topology, and the same at each start. Of kExclusive one for each device. Of kGpus and kNvlink as
-  // many as of kAttach, or none if pods cannot have several GPUs here, so that the scheduler does
-  // not send them.
+  // topology, and the same at each start. Of kExclusive one for each device. Of kGpus and kNvlink
+  // as many as of kAttach, or none if pods cannot have several GPUs here, so that the scheduler
+  // does not send them.
   PerResource<DeviceIds> ids;
 };
 

@@ -83,7 +83,8 @@ TEST(Inventory, SelectsByUuidAndIndex) {
   rules.select = {"GPU-9"};
   const auto none = Advertise(Node(4, 80 * kGiB), rules);
   ASSERT_TRUE(none);
-  EXPECT_TRUE(none->gpus.empty() && none->ids[Resource::kMemory].empty() && none->ids[Resource::kAttach].empty());
+  EXPECT_TRUE(none->gpus.empty() && none->ids[Resource::kMemory].empty() &&
+              none->ids[Resource::kAttach].empty());
 }
 
 TEST(Inventory, SelectsByMigProfile) {

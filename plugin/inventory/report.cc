@@ -69,13 +69,12 @@ std::string Json(const Advertisement& advertisement, const Rules& rules) {
   for (const Resource resource : kResources) {
     resources[ResourceName(resource)] = advertisement.ids[resource].size();
   }
-  const nlohmann::ordered_json all = {
-      {"devices", devices},
-      {"missing", advertisement.missing},
-      {"unit_bytes", rules.unit_bytes},
-      {"reserve_bytes", rules.reserve_bytes},
-      {"attach_tokens", rules.tokens},
-      {"resources", resources}};
+  const nlohmann::ordered_json all = {{"devices", devices},
+                                      {"missing", advertisement.missing},
+                                      {"unit_bytes", rules.unit_bytes},
+                                      {"reserve_bytes", rules.reserve_bytes},
+                                      {"attach_tokens", rules.tokens},
+                                      {"resources", resources}};
   return all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

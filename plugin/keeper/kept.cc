@@ -33,8 +33,8 @@ uint16_t VersionOf(const protocol::LinkGeneration& generation) {
 // The memory behind a generation number never changes.
 bool IsSameMemory(const protocol::LinkGeneration& a, const protocol::LinkGeneration& b) {
   return a.name == b.name && a.size_bytes == b.size_bytes && a.mapped_bytes == b.mapped_bytes &&
-         a.transport == b.transport && a.pooled == b.pooled && a.gpu == b.gpu && a.blocks == b.blocks &&
-         a.offset == b.offset && a.cuipc_handle == b.cuipc_handle;
+         a.transport == b.transport && a.pooled == b.pooled && a.gpu == b.gpu &&
+         a.blocks == b.blocks && a.offset == b.offset && a.cuipc_handle == b.cuipc_handle;
 }
 
 // Heap bytes of a node of a map or set: its three pointers and colour, the allocator's header,

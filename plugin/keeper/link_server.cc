@@ -448,11 +448,11 @@ Result<void> LinkServer::OnHello(Connection& connection, protocol::Message& mess
                 "use a sidecar image of the plugin's release");
   }
   if (gpus_.size() > 1 && hello->max_version < protocol::kLinkGpusVersion) {
-    return Fail(Code::kIncompatible,
-                Concat(Text(hello->program), " supports link versions up to ", hello->max_version,
-                       ", but a pod with ", gpus_.size(), " GPUs needs ",
-                       protocol::kLinkGpusVersion),
-                "use a sidecar image of the plugin's release");
+    return Fail(
+        Code::kIncompatible,
+        Concat(Text(hello->program), " supports link versions up to ", hello->max_version,
+               ", but a pod with ", gpus_.size(), " GPUs needs ", protocol::kLinkGpusVersion),
+        "use a sidecar image of the plugin's release");
   }
   if (broker_ && broker_->pidfd && HasEnded(broker_->pidfd)) OnProcessEnded();
   if (broker_ && !IsBroker(connection, hello->epoch)) {
@@ -787,9 +787,9 @@ bool LinkServer::NextDue(const Connection& connection, Kept::Statement* statemen
   if (connection.welcome_due) return encode(protocol::LinkKind::kWelcome, Welcome(connection));
   if (const uint32_t number = connection.gpu_due; number != 0) {
     const GrantedGpu& gpu = gpus_[number];
-    return encode(protocol::LinkKind::kGpu, protocol::LinkGpu{.number = number,
-                                                              .lost = gpu.health.lost ? 1U : 0U,
-                                                              .gpu_uuid = gpu.uuid});
+    return encode(protocol::LinkKind::kGpu,
+                  protocol::LinkGpu{
+                      .number = number, .lost = gpu.health.lost ? 1U : 0U, .gpu_uuid = gpu.uuid});
   }
   if (connection.dump_due) {
     *after = connection.cursor;

@@ -61,7 +61,7 @@ struct LinkGrant {
   // UUIDs, "GPU-..." or "MIG-...", in the order of their numbers; at least one.
   std::vector<std::string> gpus;
   uint64_t pool_bytes = 0;  // On each of them.
-  std::string pod = {};  // "namespace/name", for the log; empty: unknown.
+  std::string pod = {};     // "namespace/name", for the log; empty: unknown.
   friend bool operator==(const LinkGrant&, const LinkGrant&) = default;
 };
 

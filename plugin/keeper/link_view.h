@@ -82,13 +82,13 @@ struct GpuOfLink {
 };
 
 struct LinkView {
-  std::string name;  // Name of the allocation.
+  std::string name;             // Name of the allocation.
   std::vector<GpuOfLink> gpus;  // In the order of their numbers.
   uint64_t pool_bytes = 0;      // On each of them.
-  bool granted = false;    // False: its pod has ended, and the rest of it is being removed.
-  bool open = false;       // The broker's process lives.
-  bool connected = false;  // It is also connected.
-  std::string program;     // The name that the broker states; empty: no broker.
+  bool granted = false;         // False: its pod has ended, and the rest of it is being removed.
+  bool open = false;            // The broker's process lives.
+  bool connected = false;       // It is also connected.
+  std::string program;          // The name that the broker states; empty: no broker.
   KeptCounts kept;
   uint64_t kept_heap_bytes = 0;     // Plugin memory that all of it takes.
   uint64_t exhausted = 0;           // Times that it was dropped for taking too much.

@@ -25,7 +25,9 @@ class Node : public KubeletTest {
     if (!Usable(4096, 512)) std::abort();
   }
   void TestBody() override {}
-  std::string socket() const { return Concat(options.folder, "/", options.sockets[Resource::kMemory], ".sock"); }
+  std::string socket() const {
+    return Concat(options.folder, "/", options.sockets[Resource::kMemory], ".sock");
+  }
   using KubeletTest::kubelet;
   using KubeletTest::plugin;
 };

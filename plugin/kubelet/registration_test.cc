@@ -104,7 +104,8 @@ TEST_F(RegistrationTest, RegistersNothingThatWasNotAdvertised) {
 TEST_F(RegistrationTest, SaysInOptionsWhatItWants) {
   options.prefers = true;
   StartPlugin();
-  const std::string socket = Concat(options.folder, "/", options.sockets[Resource::kMemory], ".sock");
+  const std::string socket =
+      Concat(options.folder, "/", options.sockets[Resource::kMemory], ".sock");
   StartKubelet();
   ASSERT_TRUE(Usable());
   api::DevicePluginOptions answer;

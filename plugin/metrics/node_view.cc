@@ -290,8 +290,8 @@ void NodeViewBuilder::Add(const LinkView& link) {
 void NodeViewBuilder::AddPool(const LinkView& link, const Pod& pod, uint32_t number) {
   PoolBuilder builder(link, pod, number);
   PoolView pool = builder.Build();
-  const auto gpu = std::ranges::find(node_.gpus, pool.gpu,
-                                     [](const GpuView& view) { return view.device.uuid; });
+  const auto gpu =
+      std::ranges::find(node_.gpus, pool.gpu, [](const GpuView& view) { return view.device.uuid; });
   if (gpu != node_.gpus.end()) {
     gpu->bound_bytes += link.pool_bytes;
     if (!link.open) gpu->kept_bytes += builder.physical_bytes();

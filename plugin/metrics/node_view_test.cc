@@ -219,7 +219,8 @@ TEST(NodeView, APodOfSeveralGpusHasAPoolOnEach) {
   AddBuffer(&link, "weights-1", 2, 20 * kMi);
   link.buffers[1].generations[0].gpu = 1;
   link.clients = {{.container = "app", .client_id = 1, .alive = true}};
-  link.leases = {{.lease_id = 1, .generation = 2, .client = 0, .access = protocol::WireAccess::kRead}};
+  link.leases = {
+      {.lease_id = 1, .generation = 2, .client = 0, .access = protocol::WireAccess::kRead}};
   facts.links = {link};
   const NodeView node = BuildNodeView(facts);
   ASSERT_EQ(node.pools.size(), 2U);

@@ -125,7 +125,8 @@ Result<void> KeepBrokers(Channel& parent, const std::vector<std::string>& argume
   if (simulated_state != nullptr) options.settings.memory = MemoryKind::Of(simulated_state);
   const auto keeper = plugin::Keeper::Start(std::move(options));
   if (!keeper) return std::unexpected(keeper.error());
-  if (auto r = (*keeper)->Open("m0000", {.gpus = {arguments.at(1)}, .pool_bytes = 1024 * kGiB}); !r) {
+  if (auto r = (*keeper)->Open("m0000", {.gpus = {arguments.at(1)}, .pool_bytes = 1024 * kGiB});
+      !r) {
     return r;
   }
   if (auto r = parent.Say("ready"); !r) return r;
