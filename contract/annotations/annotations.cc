@@ -285,10 +285,10 @@ void EntryReader::PlaceInto(PodSpec& pod, const std::set<std::string_view>& take
   }
   for (uint32_t gpu = 0; gpu < pod.gpus; ++gpu) {
     if (const std::string on_gpu = NameOnGpu(name, gpu); taken.contains(on_gpu)) {
-      return Fail(*Value("gpu"), "gpu",
-                  Concat("its buffer on GPU ", gpu, " would have the name of ", kBuffersPrefix,
-                         on_gpu),
-                  EachExample());
+      return Fail(
+          *Value("gpu"), "gpu",
+          Concat("its buffer on GPU ", gpu, " would have the name of ", kBuffersPrefix, on_gpu),
+          EachExample());
     }
   }
   for (uint32_t gpu = 0; gpu < pod.gpus; ++gpu) {
@@ -430,14 +430,16 @@ void EntryReader::Gpu(const YamlNode& value, BufferSpec& buffer) {
     return;
   }
   gpu_is_wrong_ = true;
-  Fail(value, "gpu",
-       Concat(Quote(*text), " is neither a number from 0 to ", limits::kPodGpus - 1, " nor ",
-              kEach),
-       GpuExample());
+  Fail(
+      value, "gpu",
+      Concat(Quote(*text), " is neither a number from 0 to ", limits::kPodGpus - 1, " nor ", kEach),
+      GpuExample());
 }
 
 // Right for every name and every number of GPUs.
-std::string EntryReader::GpuExample() const { return Concat(entry_.key, ": '{size: 8Gi, gpu: 0}'"); }
+std::string EntryReader::GpuExample() const {
+  return Concat(entry_.key, ": '{size: 8Gi, gpu: 0}'");
+}
 
 // With another name, so that those of its buffers are short enough and free.
 std::string EntryReader::EachExample(std::string_view more) const {

@@ -114,9 +114,9 @@ struct SidecarResources {
 struct PodSpec {
   std::vector<BufferSpec> buffers;  // Ordered by name.
   std::vector<SignalSpec> signals;  // Ordered by name.
-  // Bytes reserved on each GPU for a container's own contexts and allocations. If the pod's containers are
-  // known, each one that attaches has an entry (1 GiB unless the pod says otherwise). If not, only
-  // the containers that the pod names have one.
+  // Bytes reserved on each GPU for a container's own contexts and allocations. If the pod's
+  // containers are known, each one that attaches has an entry (1 GiB unless the pod says
+  // otherwise). If not, only the containers that the pod names have one.
   std::map<std::string, uint64_t> private_bytes;
   uint64_t pool_extra_bytes = 0;  // On each GPU, for buffers created at run time.
   bool host_ipc = false;

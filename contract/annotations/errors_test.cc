@@ -275,7 +275,8 @@ std::vector<Case> SignalCases() {
 
 std::vector<Case> AllCases() {
   std::vector<Case> all;
-  for (const auto& cases : {QuantityCases(), MapCases(), SignalCases(), GpuCases(), YamlCases(), KeyCases()}) {
+  for (const auto& cases :
+       {QuantityCases(), MapCases(), SignalCases(), GpuCases(), YamlCases(), KeyCases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }
   return all;
@@ -374,11 +375,11 @@ TEST(AnnotationErrorsTest, EveryExampleOfTheTableTakesEffect) {
 
 // One mistake is one error: the values that depend on a wrong number of GPUs are not judged.
 TEST(AnnotationErrorsTest, AWrongNumberOfGpusIsReportedOnce) {
-  const auto pod = ParseAnnotationsOrErrors({{"gpushm.io/gpus", "two"},
-                                             {"gpushm.io/topology", "nvlink"},
-                                             {"buffers.gpushm.io/a", "{size: 1Gi, gpu: 1}"},
-                                             {"buffers.gpushm.io/" + Long(63),
-                                              "{size: 1Gi, gpu: each}"}});
+  const auto pod =
+      ParseAnnotationsOrErrors({{"gpushm.io/gpus", "two"},
+                                {"gpushm.io/topology", "nvlink"},
+                                {"buffers.gpushm.io/a", "{size: 1Gi, gpu: 1}"},
+                                {"buffers.gpushm.io/" + Long(63), "{size: 1Gi, gpu: each}"}});
   ASSERT_FALSE(pod);
   ASSERT_EQ(pod.error().size(), 1U);
   EXPECT_EQ(pod.error()[0].annotation, "gpushm.io/gpus");

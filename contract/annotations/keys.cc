@@ -118,8 +118,7 @@ constexpr std::array<KeyInfo, 9> kBufferKeys = {{
      "The GPU on which the buffer is. With `each` there is one buffer on each GPU: of `weights` "
      "they are `weights-0`, `weights-1` and so on. `{gpu}` in their `file` stands for the number "
      "(in quotes where the map has braces).",
-     "each",
-     R"("anyOf": [{"type": "integer", "minimum": 0, "maximum": 15}, {"const": "each"}])"},
+     "each", R"("anyOf": [{"type": "integer", "minimum": 0, "maximum": 15}, {"const": "each"}])"},
 }};
 
 constexpr std::array<KeyInfo, 2> kSignalKeys = {{

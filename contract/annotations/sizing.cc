@@ -90,15 +90,14 @@ Result<void> CheckFits(const PodSpec& pod, uint64_t card_bytes, std::string_view
                   FormatBytes(Times(asked - pool, gpus)), " for its containers and loading)");
   };
   const std::string requests =
-      pod.gpus == 1
-          ? Concat(FormatBytes(asked), " of one GPU ", parts(1))
-          : Concat(FormatBytes(asked), " of each of its ", pod.gpus, " GPUs, as GPU ", fullest,
-                   " needs ", parts(1), ", and ", FormatBytes(NodeBytes(pod, granularity)),
-                   " in all ", parts(pod.gpus));
-  return Fail(Code::kExhausted,
-              Concat("the pod requests ", requests, ", but ", card, " has ",
-                     FormatBytes(card_bytes)),
-              "make buffers smaller or fewer, or lower private.gpushm.io/<container>");
+      pod.gpus == 1 ? Concat(FormatBytes(asked), " of one GPU ", parts(1))
+                    : Concat(FormatBytes(asked), " of each of its ", pod.gpus, " GPUs, as GPU ",
+                             fullest, " needs ", parts(1), ", and ",
+                             FormatBytes(NodeBytes(pod, granularity)), " in all ", parts(pod.gpus));
+  return Fail(
+      Code::kExhausted,
+      Concat("the pod requests ", requests, ", but ", card, " has ", FormatBytes(card_bytes)),
+      "make buffers smaller or fewer, or lower private.gpushm.io/<container>");
 }
 
 }  // namespace gpushm::config

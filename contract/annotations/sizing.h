@@ -2,8 +2,8 @@
 // resource request), the broker (for its pools) and tests all use these functions, so their results
 // agree.
 //
-// A pod reserves the same on each of its GPUs, namely what the fullest one needs, because device IDs
-// belong to no GPU: the plugin could not tell unequal parts apart.
+// A pod reserves the same on each of its GPUs, namely what the fullest one needs, because device
+// IDs belong to no GPU: the plugin could not tell unequal parts apart.
 //
 // Every sum saturates at UINT64_MAX, which no GPU has, instead of wrapping around.
 #pragma once
@@ -49,7 +49,8 @@ uint64_t ContainerBytes(const PodSpec& pod, std::string_view container, uint32_t
 uint64_t Units(uint64_t bytes, uint64_t unit_bytes);
 
 // The units of all of the pod's GPUs: the same number of each, so it is a multiple of the number of
-// GPUs. At least one of each, because a sidecar always has its GPUs, even if only signals are shared.
+// GPUs. At least one of each, because a sidecar always has its GPUs, even if only signals are
+// shared.
 uint64_t PodUnits(const PodSpec& pod, uint64_t unit_bytes);
 
 // Fails with kExhausted if `pod` needs more of a GPU than `card_bytes`, the memory that a GPU can
