@@ -84,7 +84,6 @@ class EntryReader : public FieldReader {
   void File(const YamlNode& value, BufferSpec& buffer);
   void Gpu(const YamlNode& value, BufferSpec& buffer);
   std::string GpuExample() const;
-  std::string EachExample(std::string_view more = {}) const;
   void CheckTogether(const BufferSpec& buffer);
   void CheckWriters(const std::vector<std::string>& containers,
                     const std::vector<std::string>& writers);
@@ -281,14 +280,14 @@ void EntryReader::PlaceInto(PodSpec& pod, const std::set<std::string_view>& take
     return Fail(*Value("gpu"), "gpu",
                 Concat("the name of its buffer on the last GPU, ", Quote(last), ", has ",
                        last.size(), " characters; must have at most ", limits::kNameBytes),
-                EachExample());
+                EachGpuExample(entry_.key, /*other_name=*/true));
   }
   for (uint32_t gpu = 0; gpu < pod.gpus; ++gpu) {
     if (const std::string on_gpu = NameOnGpu(name, gpu); taken.contains(on_gpu)) {
       return Fail(
           *Value("gpu"), "gpu",
           Concat("its buffer on GPU ", gpu, " would have the name of ", kBuffersPrefix, on_gpu),
-          EachExample());
+          EachGpuExample(entry_.key, /*other_name=*/true));
     }
   }
   for (uint32_t gpu = 0; gpu < pod.gpus; ++gpu) {
@@ -441,15 +440,6 @@ std::string EntryReader::GpuExample() const {
   return Concat(entry_.key, ": '{size: 8Gi, gpu: 0}'");
 }
 
-// With another name, so that those of its buffers are short enough and free.
-std::string EntryReader::EachExample(std::string_view more) const {
-  constexpr std::string_view kEnd = "-gpu";
-  constexpr size_t kMost = limits::kNameBytes - kEnd.size() - std::string_view("-15").size();
-  const std::string_view name = std::string_view(entry_.key).substr(kBuffersPrefix.size());
-  return Concat(kBuffersPrefix, name.substr(0, kMost), kEnd, ": '{size: 8Gi, gpu: each", more,
-                "}'");
-}
-
 // Checks rules that involve more than one field.
 void EntryReader::CheckTogether(const BufferSpec& buffer) {
   const YamlNode* access = Value("access");
@@ -477,7 +467,7 @@ void EntryReader::CheckTogether(const BufferSpec& buffer) {
   if (buffer.file.contains(kGpuInFile) && !each_ && !gpu_is_wrong_) {
     Fail(*Value("file"), "file",
          Concat(kGpuInFile, " stands for the number of a GPU only in a buffer with gpu: each"),
-         EachExample(", file: \"models/shard-{gpu}.safetensors\""));
+         EachGpuExample(entry_.key, /*other_name=*/false));
   }
   CheckWriters(buffer.containers, buffer.writers);
 }
@@ -633,10 +623,7 @@ OrErrors<PodSpec> ParseAnnotationsOrErrors(const Annotations& annotations,
     AnnotationEntry entry{key, Origin::Value(key), 0, 0, Origin::Value(key), {}};
     YamlTree tree = ParseYaml(value);
     for (const YamlError& bad : tree.errors) {
-      ConfigError error = entry.origin.At(bad.line, bad.column);
-      error.reason = bad.reason;
-      error.example = AnnotationExample(key, "", "trainer");
-      errors.Add(std::move(error));
+      errors.Add(YamlMistake(entry.origin, key, value, bad));
     }
     if (!tree.whole) continue;
     entry.value = std::move(tree.root);

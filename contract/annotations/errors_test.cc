@@ -167,6 +167,8 @@ std::vector<Case> GpuCases() {
       {kB, "{size: 1Gi, gpu: each, file: \"m{gpu}/a.bin\"}", 1, 30, "file",
        "begin with the name of a volume", "2"},
       {long_key, "{size: 1Gi, file: \"m/{gpu}.bin\"}", 1, 19, "file", "only in a buffer"},
+      {kB, "{size: 1Gi, gpu: each, file: m/{gpu}.bin}", 1, 32, "",
+       "{gpu} needs quotes in a map that is written in braces", "2"},
       {"gpushm.io/gpus", "0", 1, 1, "", "not a number from 1 to 16"},
       {"gpushm.io/gpus", "17", 1, 1, "", "not a number from 1 to 16"},
       {"gpushm.io/gpus", "two", 1, 1, "", "not a number from 1 to 16"},
