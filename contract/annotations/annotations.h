@@ -9,8 +9,9 @@
 //      names the nearest known key. Keys of other domains are skipped.
 //   3. Work is bounded: kConfigBytes per text, a fixed nesting depth, no anchors, aliases or tags.
 //      No exception leaves the module.
-//   4. The result is consistent: sizes are within limits::kBufferBytes, writers are among the
-//      containers that may attach, and containers are among those of the pod where these are known.
+//   4. The result is consistent: sizes are within limits::kBufferBytes, each buffer is on one GPU
+//      of the pod (`gpu: each` has become a buffer for each GPU), writers are among the containers
+//      that may attach, and containers are among those of the pod where these are known.
 #pragma once
 
 #include <cstdint>

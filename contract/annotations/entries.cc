@@ -1,6 +1,7 @@
 #include "contract/annotations/entries.h"
 
 #include "contract/annotations/keys.h"
+#include "contract/limits.h"
 
 namespace gpushm::config {
 
@@ -29,6 +30,29 @@ std::string AnnotationExample(std::string_view key, std::string_view field,
   return {};
 }
 
+std::string EachGpuExample(std::string_view key, bool other_name) {
+  constexpr std::string_view kEnd = "-gpu";
+  constexpr size_t kMost = limits::kNameBytes - std::string_view("-15").size();
+  std::string name(key.substr(kBuffersPrefix.size()));
+  if (other_name || name.size() > kMost) name = Concat(name.substr(0, kMost - kEnd.size()), kEnd);
+  return Concat(kBuffersPrefix, name,
+                ": '{size: 8Gi, gpu: each, file: \"models/shard-{gpu}.safetensors\"}'");
+}
+
+ConfigError YamlMistake(const Origin& origin, std::string_view key, std::string_view text,
+                        const YamlError& bad) {
+  ConfigError error = origin.At(bad.line, bad.column);
+  error.reason = bad.reason;
+  error.example = AnnotationExample(key, "", "trainer");
+  // YAML takes the braces for a map, and its own words do not lead there.
+  const size_t first = text.find_first_not_of(" \n");
+  if (key.starts_with(kBuffersPrefix) && text.contains("{gpu}") && text[first] == '{') {
+    error.reason += "; {gpu} needs quotes in a map that is written in braces";
+    error.example = EachGpuExample(key, /*other_name=*/false);
+  }
+  return error;
+}
+
 std::vector<AnnotationEntry> ReadAnnotationMap(const YamlNode& annotations, std::string_view file,
                                                std::string_view source, ErrorList& errors) {
   std::vector<AnnotationEntry> entries;
@@ -41,10 +65,7 @@ std::vector<AnnotationEntry> ReadAnnotationMap(const YamlNode& annotations, std:
       entry.origin = Origin::Embedded(file, key.text, lines, value);
       YamlTree tree = ParseYaml(value.text);
       for (const YamlError& bad : tree.errors) {
-        ConfigError error = entry.origin.At(bad.line, bad.column);
-        error.reason = bad.reason;
-        error.example = AnnotationExample(key.text, "", "trainer");
-        errors.Add(std::move(error));
+        errors.Add(YamlMistake(entry.origin, key.text, value.text, bad));
       }
       if (!tree.whole) continue;
       entry.value = std::move(tree.root);

@@ -26,6 +26,14 @@ struct AnnotationEntry {
 std::string AnnotationExample(std::string_view key, std::string_view field,
                               std::string_view container);
 
+// A buffer on each GPU, with a file. It has a name that is short enough and not that of `key`, if
+// `other_name` is set or the name of `key` is too long.
+std::string EachGpuExample(std::string_view key, bool other_name);
+
+// The error for the value `text` of a key, which is not YAML.
+ConfigError YamlMistake(const Origin& origin, std::string_view key, std::string_view text,
+                        const YamlError& bad);
+
 // Reads the entries whose keys belong to gpushm. `entries` has no duplicate keys; the caller has
 // reported them.
 PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOptions& options,

@@ -78,6 +78,30 @@ void PutIntoPod(const PodView& pod, const Plan& plan, const Settings& settings, 
   }
 }
 
+// Terms are alternatives, so each gets the expression; a pod without terms gets one.
+void PutAffinity(const Plan& plan, const Settings& settings, Patch* patch) {
+  if (plan.spec.gpus == 1 || settings.gpu_count_label.empty()) return;
+  static const Pointer kTerms(
+      "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/"
+      "nodeSelectorTerms");
+  const Json enough = {{"key", settings.gpu_count_label},
+                       {"operator", "Gt"},
+                       {"values", Json::array({std::to_string(plan.spec.gpus - 1)})}};
+  const size_t count = Items(patch->document(), kTerms).size();
+  if (count == 0) {
+    return patch->Append(kTerms, {{"matchExpressions", Json::array({enough})}});
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const Pointer expressions = kTerms / i / "matchExpressions";
+    const auto has_items = [&](const char* list) {
+      return !Items(patch->document(), kTerms / i / list).empty();
+    };
+    // An empty term matches no node, and with the expression it would match some.
+    if (!has_items("matchExpressions") && !has_items("matchFields")) continue;
+    PutEntries(expressions, {enough}, patch);
+  }
+}
+
 // Restores what another webhook may have removed from the sidecar. Makes the sidecar again if it
 // was made for other annotations or before an upgrade.
 void PutSidecar(const PodView& pod, const Plan& plan, const Settings& settings,
@@ -125,6 +149,9 @@ void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
     Mount(*container, SocketMount(name), patch);
     if (plan.spec.cuda_ipc) {
       for (const Json& mount : CudaIpcMounts()) Mount(*container, mount, patch);
+    }
+    if (plan.spec.gpus > 1 && container->Variable(kDeviceOrderVariable) == nullptr) {
+      PutEntries(container->at / "env", {DeviceOrder()}, patch);
     }
     if (!plan.mps) continue;
     Mount(*container, MpsMount(/*writable=*/false), patch);
@@ -212,6 +239,7 @@ Verdict Admission::Mutate(const Json& pod) const {
   Patch patch(pod);
   PutMounts(*view, **plan, &patch);
   PutIntoPod(*view, **plan, settings_, &patch);
+  PutAffinity(**plan, settings_, &patch);
   PutSidecar(*view, **plan, settings_, random_, &patch);
   PutMps(**plan, settings_, &patch);
   patch.Set(Pointer("/metadata/annotations") / std::string(config::kStatusKey), (*plan)->Status());

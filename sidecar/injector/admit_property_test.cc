@@ -1,12 +1,15 @@
 // Goal: for any pod, the patch changes only what it must; a second call has nothing to do;
-// containers that others add in between stay without a GPU; bytes that are not a review crash
-// nothing. Method: generated pods, with fields that the injector does not know and lists that are
-// absent, null or empty. Then reviews of them with values and bytes changed at random.
+// containers that others add in between stay without a GPU; the sidecar requests the same whole
+// units of each GPU, as many as the fullest one needs; bytes that are not a review crash nothing.
+// Method: generated pods, with fields that the injector does not know and lists that are absent,
+// null or empty. Then reviews of them with values and bytes changed at random.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <regex>
 
+#include "contract/annotations/annotations.h"
 #include "platform/base/status.h"
 #include "platform/base/testing.h"
 #include "sidecar/injector/review.h"
@@ -74,14 +77,46 @@ class Generator {
       container["volumeMounts"] = Json::array();
       if (Chance(2)) container["volumeMounts"].push_back({{"name", "v"}, {"mountPath", "/v"}});
     }
+    if (Chance(3)) {
+      container["env"] = Chance(3) ? Json(nullptr) : Json::array();
+      if (!container["env"].is_null() && Chance(2)) {
+        container["env"].push_back(
+            {{"name", Chance(2) ? "CUDA_DEVICE_ORDER" : "X"}, {"value", "FASTEST_FIRST"}});
+      }
+    }
     return container;
+  }
+
+  Json Affinity() {
+    Json terms = Json::array();
+    for (size_t i = Below(3); i > 0; --i) {
+      Json term = Json::object();
+      for (const char* const list : {"matchExpressions", "matchFields"}) {
+        if (Chance(3)) term[list] = Chance(3) ? Json(nullptr) : Json{{{"key", "k"}}};
+      }
+      terms.push_back(term);
+    }
+    Json affinity = {{"podAffinity", Anything()}};
+    if (Chance(2)) affinity["nodeAffinity"] = Chance(3) ? Json(nullptr) : Json::object();
+    if (Chance(2)) {
+      affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+              ["nodeSelectorTerms"] = terms;
+    }
+    return affinity;
   }
 
   Json Pod() {
     Json annotations = {{"other.example/x", Concat(Below(100))}};
+    const size_t gpus = Chance(2) ? 1 : 1 + Below(16);
+    if (gpus > 1 || Chance(4)) annotations["gpushm.io/gpus"] = Concat(gpus);
+    if (gpus > 1 && Chance(3)) annotations["gpushm.io/topology"] = "nvlink";
+    if (Chance(4)) annotations["gpushm.io/exclusive"] = "true";
     for (size_t i = 1 + Below(4); i > 0; --i) {
+      const std::string gpu = Chance(3) ? "each" : Concat(Below(gpus));
       annotations[Concat("buffers.gpushm.io/b", i)] =
-          Chance(3) ? "{size: 3Mi, loads: true}" : Concat(1 + Below(4000), "Mi");
+          Chance(3)   ? "{size: 3Mi, loads: true}"
+          : Chance(2) ? Concat("{size: ", 1 + Below(4000), "Mi, gpu: ", gpu, "}")
+                      : Concat(1 + Below(4000), "Mi");
     }
     if (Chance(3)) annotations["signals.gpushm.io/s"] = Chance(2) ? "" : "{writers: [c0]}";
     if (Chance(3)) annotations["gpushm.io/pool-extra"] = "1Gi";
@@ -104,6 +139,7 @@ class Generator {
     }
     if (Chance(2)) spec["volumes"] = Chance(4) ? Json(nullptr) : Json{{{"name", "v"}}};
     if (Chance(3)) spec["hostNetwork"] = true;
+    if (Chance(3)) spec["affinity"] = Affinity();
     if (Chance(2)) spec["tolerations"] = Chance(2) ? Json(nullptr) : Json{{{"key", "k"}}};
     if (Chance(2)) spec["imagePullSecrets"] = Chance(2) ? Json::array() : Json{{{"name", "ours"}}};
     if (Chance(2)) {
@@ -162,7 +198,9 @@ void ExpectOnlyAdditions(Json document, const Json& operations) {
   // All paths that the injector writes to.
   static const std::regex kPaths(
       "/spec/(containers|initContainers)/[0-9]+/resources(/limits(/gpushm[.]io~1attach)?)?|"
-      "/spec/(containers|initContainers)/[0-9]+/volumeMounts(/-)?|"
+      "/spec/(containers|initContainers)/[0-9]+/(volumeMounts|env)(/-)?|"
+      "/spec/affinity(/nodeAffinity(/requiredDuringSchedulingIgnoredDuringExecution"
+      "(/nodeSelectorTerms(/-|/[0-9]+/matchExpressions(/-)?)?)?)?)?|"
       "/spec/(volumes|imagePullSecrets|tolerations)(/-)?|"
       "/spec/securityContext(/supplementalGroups(/-)?)?|"
       "/spec/initContainers(/0)?|"
@@ -178,11 +216,54 @@ void ExpectOnlyAdditions(Json document, const Json& operations) {
   }
 }
 
+uint64_t Number(const Json& resources, const char* resource) {
+  const auto found = resources.find(resource);
+  return found == resources.end() ? 0 : std::stoull(found->get<std::string>());
+}
+
+void ExpectTheSameOfEachGpu(const Json& pod) {
+  constexpr uint64_t kGiB = uint64_t{1} << 30;
+  config::Annotations annotations;
+  for (const auto& [key, value] : pod["metadata"]["annotations"].items()) {
+    annotations[key] = value.get<std::string>();
+  }
+  config::ParseOptions options{.containers = std::vector<std::string>()};
+  for (const Json& container : pod["spec"]["containers"]) {
+    options.containers->push_back(container["name"]);
+  }
+  const auto spec = config::ParseAnnotations(annotations, options);
+  ASSERT_TRUE(spec) << spec.error().ToString();
+  const auto whole = [](uint64_t bytes) { return (bytes + (2 << 20) - 1) >> 21 << 21; };
+  uint64_t fullest = 0;
+  for (uint32_t gpu = 0; gpu < spec->gpus; ++gpu) {
+    uint64_t bytes = 0;
+    for (const config::BufferSpec& buffer : spec->buffers) {
+      if (buffer.gpu == gpu) bytes += whole(buffer.size_bytes);
+    }
+    fullest = std::max(fullest, bytes);
+  }
+  uint64_t bytes = fullest + spec->pool_extra_bytes;
+  bool loads = false;
+  for (const config::BufferSpec& buffer : spec->buffers) loads |= buffer.loads;
+  for (const auto& [container, own] : spec->private_bytes) bytes += own;
+  if (loads) bytes += kGiB;
+  const Json sidecar = testing::ContainerOf(pod, "gpushm");
+  for (const char* const list : {"limits", "requests"}) {
+    const Json& resources = sidecar["resources"][list];
+    EXPECT_EQ(Number(resources, "gpushm.io/memory"),
+              spec->gpus * std::max<uint64_t>(1, (bytes + kGiB - 1) / kGiB));
+    EXPECT_EQ(Number(resources, "gpushm.io/attach"), spec->gpus > 1 ? spec->gpus : 0);
+    EXPECT_EQ(Number(resources, "gpushm.io/exclusive"), spec->exclusive ? spec->gpus : 0);
+    EXPECT_EQ(Number(resources, "gpushm.io/nvlink"), spec->nvlink ? 1U : 0U);
+  }
+}
+
 TEST(AdmitProperty, APatchOnlyAddsAndIsDoneOnce) {
   Generator generate(gpushm::testing::TestSeed(20261121));
   Settings settings = TestSettings();
   settings.pull_secrets = {"ours"};
   settings.tolerations = {"nvidia.com/gpu"};
+  settings.gpu_count_label = "nvidia.com/gpu.count";
   const Admission admission = TestAdmission(settings);
   for (int i = 0; i < kPods; ++i) {
     const Json pod = generate.Pod();
@@ -195,6 +276,8 @@ TEST(AdmitProperty, APatchOnlyAddsAndIsDoneOnce) {
       ASSERT_EQ(text.find(Concat("\"", key, "\"")), std::string::npos) << text;
     }
     Json after = pod.patch(verdict.patch);
+    ExpectTheSameOfEachGpu(after);
+    ASSERT_FALSE(HasFailure()) << after;
     ASSERT_TRUE(admission.Validate(after).allowed) << admission.Validate(after).message << after;
     ASSERT_EQ(admission.Mutate(after).outcome, "unchanged") << after;
     // Other webhooks run after this one.

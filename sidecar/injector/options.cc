@@ -68,6 +68,10 @@ void Declare(CLI::App& app, Options* options) {
   AddQuantity(app, "--max-pod-memory", config::ParseBytes, &settings.max_pod_bytes,
               "GPU memory of the cluster's largest GPU minus the plugin's reserve; "
               "a pod that requests more is denied (no limit)");
+  app.add_option("--gpu-count-label", settings.gpu_count_label,
+                 "Key of the nodes' label with the number of their GPUs, such as "
+                 "nvidia.com/gpu.count; pods of several GPUs go only to nodes that have so many "
+                 "(none)");
   app.add_option(
       "--denied-runtime-class", settings.denied_runtime_classes,
       "Pattern for names of RuntimeClasses, such as kata*, that run containers in a virtual "

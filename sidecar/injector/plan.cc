@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <string_view>
 
 #include "contract/annotations/entries.h"
@@ -150,7 +151,8 @@ void CheckResources(const PodView& pod, const Plan& plan, const Settings& settin
                                "remove it; gpushm adds a request for 1"));
         } else if (IsNumber(&value, 0)) {
           continue;  // Requests none.
-        } else if (key == kMemoryResource || key == kAttachResource || key == kExclusiveResource) {
+        } else if (key == kMemoryResource || key == kAttachResource || key == kExclusiveResource ||
+                   key == kNvlinkResource) {
           errors->Add(PodError(
               field,
               "only gpushm may request this resource, for the containers that the annotations name",
@@ -167,8 +169,15 @@ void CheckResources(const PodView& pod, const Plan& plan, const Settings& settin
   }
 }
 
+// The annotation that declares the buffer. With `gpu: each` one declares a buffer of each GPU.
+std::string AnnotationOf(const PodView& pod, const config::BufferSpec& buffer) {
+  std::string key = Concat(config::kBuffersPrefix, buffer.name);
+  return pod.annotations().contains(key) ? key : key.substr(0, key.rfind('-'));
+}
+
 void CheckVolumes(const PodView& pod, Plan* plan, ErrorList* errors) {
   const std::vector<std::string> volumes = pod.Volumes();
+  std::set<std::string> reported;
   for (const config::BufferSpec& buffer : plan->spec.buffers) {
     const std::string volume(buffer.FileVolume());
     if (volume.empty()) continue;
@@ -177,7 +186,8 @@ void CheckVolumes(const PodView& pod, Plan* plan, ErrorList* errors) {
       continue;
     }
     ConfigError error;
-    error.annotation = Concat(config::kBuffersPrefix, buffer.name);
+    error.annotation = AnnotationOf(pod, buffer);
+    if (!reported.insert(error.annotation).second) continue;
     error.field = "file";
     const std::string_view nearest =
         errors->full() ? std::string_view() : Nearest(volume, std::span(volumes));
@@ -307,6 +317,22 @@ void PlanMps(const PodView& pod, const Settings& settings, Plan* plan, ErrorList
   CheckVariables(pod, *plan, errors);
 }
 
+// A container that chooses another order of its GPUs gets it, but then gpushm's numbers are not
+// CUDA's.
+void CheckDeviceOrder(const PodView& pod, Plan* plan) {
+  if (plan->spec.gpus == 1) return;
+  for (const std::string& name : plan->done.containers) {
+    const Container* const container = pod.Find(name);
+    const Json* const there =
+        container == nullptr ? nullptr : container->Variable(kDeviceOrderVariable);
+    const Json* const value = there == nullptr ? nullptr : Find(*there, Pointer("/value"));
+    if (there == nullptr || (value != nullptr && *value == kDeviceOrder)) continue;
+    plan->warnings.push_back(Concat("gpushm: ", FieldOf(*container), ".env.", kDeviceOrderVariable,
+                                    " is not ", kDeviceOrder,
+                                    ", so CUDA may number the GPUs in another order than gpushm"));
+  }
+}
+
 // Checks the annotations against the rest of the pod.
 void CheckPod(const PodView& pod, const Plan& plan, ErrorList* errors) {
   for (const char* const flag : {"shareProcessNamespace", "hostPID"}) {
@@ -339,16 +365,16 @@ void CheckLimits(const Plan& plan, const Settings& settings, ErrorList* errors) 
                  "name the containers that attach: containers: [decoder, model]"));
   }
   // Only whole units are allocated, so the rest of the GPU is not available.
-  const uint64_t most_units = settings.max_pod_bytes / settings.unit_bytes;
+  const uint64_t most_units = settings.max_pod_bytes / settings.unit_bytes;  // Of one GPU.
   if (most_units == 0) return;
   const auto fits = config::CheckFits(plan.spec, most_units * settings.unit_bytes,
                                       "the largest GPU of the cluster");
   if (fits) return;
-  errors->Add(
-      PodError("metadata.annotations",
-               Concat(fits.error().what(), ". That is ", plan.units, " ", kMemoryResource,
-                      ", but at most ", most_units, " are possible; ", fits.error().remedy()),
-               ""));
+  errors->Add(PodError(
+      "metadata.annotations",
+      Concat(fits.error().what(), ". That is ", plan.units, " ", kMemoryResource, ", but at most ",
+             most_units * plan.spec.gpus, " are possible; ", fits.error().remedy()),
+      ""));
 }
 
 // This check comes first, because later checks compare names with names, and messages repeat them.
@@ -483,15 +509,16 @@ std::optional<Done> Done::Of(const PodView& pod) {
 }
 
 std::string Plan::Status() const {
-  return Json{{"version", done.version},
-              {"image", done.image},
-              {"annotations", done.annotations},
-              {"applications", done.applications},
-              {"containers", done.containers},
-              {"initContainers", done.init_containers},
-              {"memory", config::FormatBytes(memory_bytes)},
-              {"units", units}}
-      .dump();
+  Json status = {{"version", done.version},
+                 {"image", done.image},
+                 {"annotations", done.annotations},
+                 {"applications", done.applications},
+                 {"containers", done.containers},
+                 {"initContainers", done.init_containers},
+                 {"memory", config::FormatBytes(memory_bytes)},
+                 {"units", units}};
+  if (spec.gpus > 1) status["gpus"] = spec.gpus;
+  return status.dump();
 }
 
 bool OptsOut(const PodView& pod) {
@@ -537,8 +564,7 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   PlanMps(pod, settings, &plan, &errors);
   plan.spec.mps.wanted = plan.mps.has_value();
   plan.memory_bytes = config::NodeBytes(plan.spec);
-  // A sidecar always has a GPU, even if only signals are shared.
-  plan.units = std::max<uint64_t>(1, config::Units(plan.memory_bytes, settings.unit_bytes));
+  plan.units = config::PodUnits(plan.spec, settings.unit_bytes);
 
   CheckFree(pod, earlier, &errors);
   CheckOrder(pod, plan, &errors);
@@ -549,6 +575,7 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   CheckResources(pod, plan, settings, &errors);
   CheckRuntimeClass(pod, settings, &errors);
   CheckLimits(plan, settings, &errors);
+  CheckDeviceOrder(pod, &plan);
   if (!errors.empty()) return std::unexpected(errors.Take());
   return plan;
 }

@@ -41,8 +41,8 @@ struct Plan {
   config::PodSpec spec;
   Done done;
   std::vector<std::string> volumes;  // Volumes that a `file:` names; sorted.
-  uint64_t memory_bytes = 0;         // GPU memory in total.
-  uint64_t units = 0;
+  uint64_t memory_bytes = 0;         // GPU memory in total, of all GPUs.
+  uint64_t units = 0;                // A multiple of the number of GPUs.
   bool loads = false;
   std::optional<MpsPlan> mps;
   std::vector<std::string> warnings;  // For the user.

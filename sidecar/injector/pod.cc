@@ -54,6 +54,14 @@ const Json* Container::Resource(const char* list, const std::string& resource) c
   return injector::Find(*json, Pointer("/resources") / list / resource);
 }
 
+const Json* Container::Variable(std::string_view wanted) const {
+  for (const Json& variable : Items(*json, Pointer("/env"))) {
+    const std::string* const there = Text(variable, "name");
+    if (there != nullptr && *there == wanted) return &variable;
+  }
+  return nullptr;
+}
+
 bool IsNumber(const Json* quantity, uint64_t number) {
   if (quantity == nullptr) return false;
   if (!quantity->is_string()) return *quantity == number;

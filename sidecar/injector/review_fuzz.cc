@@ -10,6 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const Admission admission = [] {
     Settings settings;
     settings.sidecar_image = "sidecar";
+    settings.gpu_count_label = "gpus";
     return Admission(settings, [] { return uint64_t{1}; });
   }();
   const std::string_view body(reinterpret_cast<const char*>(data), size);

@@ -33,6 +33,9 @@ struct Settings {
   // The memory that the cluster's largest GPU can give to one pod, at least one unit; 0 for no
   // limit. A pod that requests more would stay Pending indefinitely.
   uint64_t max_pod_bytes = 0;
+  // The nodes' label with the number of their GPUs, such as nvidia.com/gpu.count. Pods of several
+  // GPUs then go only to nodes that have so many. Empty if the nodes have none.
+  std::string gpu_count_label;
   // fnmatch(3) patterns for RuntimeClasses whose containers cannot receive a descriptor of GPU
   // memory.
   std::vector<std::string> denied_runtime_classes;

@@ -132,14 +132,18 @@ Json Arguments(const Plan& plan) {
 
 }  // namespace
 
-// YAML in which each value is a JSON string, which is also a valid YAML string. The kubelet expands
-// $(NAME) and turns $$ into $.
 std::vector<std::pair<std::string, uint64_t>> GpuRequests(const Plan& plan) {
   std::vector<std::pair<std::string, uint64_t>> requests = {{kMemoryResource, plan.units}};
-  if (plan.spec.exclusive) requests.emplace_back(kExclusiveResource, 1);
+  if (plan.spec.gpus > 1) requests.emplace_back(kAttachResource, plan.spec.gpus);
+  if (plan.spec.exclusive) requests.emplace_back(kExclusiveResource, plan.spec.gpus);
+  if (plan.spec.nvlink) requests.emplace_back(kNvlinkResource, 1);
   return requests;
 }
 
+Json DeviceOrder() { return {{"name", kDeviceOrderVariable}, {"value", kDeviceOrder}}; }
+
+// YAML in which each value is a JSON string, which is also a valid YAML string. The kubelet expands
+// $(NAME) and turns $$ into $.
 std::string BuffersVariable(const PodView& pod) {
   std::string text;
   for (const auto& [key, value] : pod.annotations()) {
@@ -175,16 +179,19 @@ Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& sett
         {{"name", volume}, {"mountPath", Concat(kFiles, "/", volume)}, {"readOnly", true}});
   }
   const std::string socket = Concat(kSocketFolder, "/", plan.done.containers.front());
+  Json variables =
+      Json::array({{{"name", config::kBuffersVariable}, {"value", BuffersVariable(pod)}},
+                   FieldVariable("GPUSHM_POD_NAMESPACE", "metadata.namespace"),
+                   FieldVariable("GPUSHM_POD_NAME", "metadata.name"),
+                   FieldVariable("GPUSHM_POD_UID", "metadata.uid")});
+  if (plan.spec.gpus > 1) variables.push_back(DeviceOrder());
   return {
       {"name", kSidecarName},
       {"image", settings.sidecar_image},
       {"imagePullPolicy", settings.pull_policy},
       {"restartPolicy", "Always"},
       {"args", Arguments(plan)},
-      {"env", Json::array({{{"name", config::kBuffersVariable}, {"value", BuffersVariable(pod)}},
-                           FieldVariable("GPUSHM_POD_NAMESPACE", "metadata.namespace"),
-                           FieldVariable("GPUSHM_POD_NAME", "metadata.name"),
-                           FieldVariable("GPUSHM_POD_UID", "metadata.uid")})},
+      {"env", variables},
       {"resources", Resources(pod, plan, settings)},
       {"volumeMounts", mounts},
       // The next container starts when the hook ends. A startupProbe would take a second longer.
@@ -222,20 +229,23 @@ Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings
     // A daemon that serves several uids starts the server of each as that uid.
     context["capabilities"]["add"] = Json::array({"SETUID", "SETGID"});
   }
-  return {{"name", kMpsName},
-          {"image", settings.sidecar_image},
-          {"imagePullPolicy", settings.pull_policy},
-          {"restartPolicy", "Always"},
-          {"command", words},
-          {"resources", resources},
-          {"volumeMounts", Json::array({MpsMount(/*writable=*/true)})},
-          {"lifecycle",
-           {{"postStart",
-             {{"exec",
-               {{"command", Json::array({"/usr/bin/gpushm-mps", "wait", "--pipe-folder", kMpsFolder,
-                                         "--timeout", "60"})}}}}}}},
-          {"terminationMessagePolicy", "FallbackToLogsOnError"},
-          {"securityContext", context}};
+  Json daemon = {{"name", kMpsName},
+                 {"image", settings.sidecar_image},
+                 {"imagePullPolicy", settings.pull_policy},
+                 {"restartPolicy", "Always"},
+                 {"command", words},
+                 {"resources", resources},
+                 {"volumeMounts", Json::array({MpsMount(/*writable=*/true)})},
+                 {"lifecycle",
+                  {{"postStart",
+                    {{"exec",
+                      {{"command", Json::array({"/usr/bin/gpushm-mps", "wait", "--pipe-folder",
+                                                kMpsFolder, "--timeout", "60"})}}}}}}},
+                 {"terminationMessagePolicy", "FallbackToLogsOnError"},
+                 {"securityContext", context}};
+  // The limits of its clients name GPUs by the daemon's numbers.
+  if (plan.spec.gpus > 1) daemon["env"] = Json::array({DeviceOrder()});
+  return daemon;
 }
 
 std::vector<std::pair<std::string, std::string>> MpsVariables(const Plan& plan,
@@ -244,9 +254,12 @@ std::vector<std::pair<std::string, std::string>> MpsVariables(const Plan& plan,
   std::vector<std::pair<std::string, std::string>> variables = {
       {"CUDA_MPS_PIPE_DIRECTORY", kMpsFolder}};
   if (plan.spec.mps.enforce_private) {
-    const uint64_t mebibytes = config::ContainerBytes(plan.spec, container) >> 20;
-    // The container sees one GPU, whose index is 0.
-    variables.emplace_back("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", Concat("0=", mebibytes, "M"));
+    std::string limits;
+    for (uint32_t gpu = 0; gpu < plan.spec.gpus; ++gpu) {
+      const uint64_t mebibytes = config::ContainerBytes(plan.spec, container, gpu) >> 20;
+      limits += Concat(gpu == 0 ? "" : ",", gpu, "=", mebibytes, "M");
+    }
+    variables.emplace_back("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limits);
   }
   if (const auto percent = plan.spec.mps.compute_percent.find(container);
       percent != plan.spec.mps.compute_percent.end()) {

@@ -14,9 +14,17 @@ namespace gpushm::injector {
 inline constexpr char kMemoryResource[] = "gpushm.io/memory";
 inline constexpr char kAttachResource[] = "gpushm.io/attach";
 inline constexpr char kExclusiveResource[] = "gpushm.io/exclusive";
+// Asks for GPUs with NVLink between each two of them.
+inline constexpr char kNvlinkResource[] = "gpushm.io/nvlink";
 
-// What the sidecar requests of the device plugin: resources and their numbers.
+// What the sidecar requests of the device plugin: resources and their numbers. A sidecar of several
+// GPUs also requests one gpushm.io/attach for each, from which the plugin learns how many they are.
 std::vector<std::pair<std::string, uint64_t>> GpuRequests(const Plan& plan);
+
+// The variable that makes CUDA number the GPUs of a pod that has several as gpushm does.
+inline constexpr char kDeviceOrderVariable[] = "CUDA_DEVICE_ORDER";
+inline constexpr char kDeviceOrder[] = "PCI_BUS_ID";
+Json DeviceOrder();
 
 // The annotations in the form in which the broker reads them from its environment.
 std::string BuffersVariable(const PodView& pod);
