@@ -43,7 +43,7 @@ TEST(SeveralGpus, TheSidecarRequestsTheSameOfEachGpu) {
     const Json& resources = sidecar["resources"][list];
     // GPU 1 needs 11.5 GiB for its buffers and 2 for the containers: 14 units, of each GPU.
     EXPECT_EQ(resources["gpushm.io/memory"], "28");
-    EXPECT_EQ(resources["gpushm.io/attach"], "2");
+    EXPECT_EQ(resources["gpushm.io/gpus"], "2");
     EXPECT_FALSE(resources.contains("gpushm.io/exclusive"));
     EXPECT_FALSE(resources.contains("gpushm.io/nvlink"));
   }
@@ -63,14 +63,14 @@ TEST(SeveralGpus, AloneAndWithNvlink) {
                TwoGpus({{"gpushm.io/exclusive", "true"}, {"gpushm.io/topology", "nvlink"}}));
   for (const char* const list : {"limits", "requests"}) {
     const Json resources = ContainerOf(pod, "gpushm")["resources"][list];
-    EXPECT_EQ(resources["gpushm.io/attach"], "2");
+    EXPECT_EQ(resources["gpushm.io/gpus"], "2");
     EXPECT_EQ(resources["gpushm.io/exclusive"], "2");
     EXPECT_EQ(resources["gpushm.io/nvlink"], "1");
   }
   Json changed = pod;
-  changed["spec"]["initContainers"][0]["resources"]["limits"].erase("gpushm.io/attach");
+  changed["spec"]["initContainers"][0]["resources"]["limits"].erase("gpushm.io/gpus");
   EXPECT_THAT(TestAdmission().Validate(changed).message,
-              HasSubstr("its sidecar must request 2 gpushm.io/attach"));
+              HasSubstr("its sidecar must request 2 gpushm.io/gpus"));
   EXPECT_EQ(Injected(TestAdmission(), changed), pod);
   Json own = PodWith({"model"}, {{"buffers.gpushm.io/weights", "8Gi"}});
   own["spec"]["containers"][0]["resources"]["limits"]["gpushm.io/nvlink"] = "1";
@@ -186,7 +186,7 @@ TEST(SeveralGpus, APodOfOneGpuGetsNoneOfThat) {
     EXPECT_EQ(text.find(word), std::string::npos) << word;
   }
   EXPECT_FALSE(ContainerOf(plain.patch(verdict.patch), "gpushm")["resources"]["limits"].contains(
-      "gpushm.io/attach"));
+      "gpushm.io/gpus"));
 }
 
 }  // namespace

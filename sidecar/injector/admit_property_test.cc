@@ -252,7 +252,7 @@ void ExpectTheSameOfEachGpu(const Json& pod) {
     const Json& resources = sidecar["resources"][list];
     EXPECT_EQ(Number(resources, "gpushm.io/memory"),
               spec->gpus * std::max<uint64_t>(1, (bytes + kGiB - 1) / kGiB));
-    EXPECT_EQ(Number(resources, "gpushm.io/attach"), spec->gpus > 1 ? spec->gpus : 0);
+    EXPECT_EQ(Number(resources, "gpushm.io/gpus"), spec->gpus > 1 ? spec->gpus : 0);
     EXPECT_EQ(Number(resources, "gpushm.io/exclusive"), spec->exclusive ? spec->gpus : 0);
     EXPECT_EQ(Number(resources, "gpushm.io/nvlink"), spec->nvlink ? 1U : 0U);
   }

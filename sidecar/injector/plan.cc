@@ -152,7 +152,7 @@ void CheckResources(const PodView& pod, const Plan& plan, const Settings& settin
         } else if (IsNumber(&value, 0)) {
           continue;  // Requests none.
         } else if (key == kMemoryResource || key == kAttachResource || key == kExclusiveResource ||
-                   key == kNvlinkResource) {
+                   key == kGpusResource || key == kNvlinkResource) {
           errors->Add(PodError(
               field,
               "only gpushm may request this resource, for the containers that the annotations name",

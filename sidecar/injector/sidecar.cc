@@ -134,7 +134,7 @@ Json Arguments(const Plan& plan) {
 
 std::vector<std::pair<std::string, uint64_t>> GpuRequests(const Plan& plan) {
   std::vector<std::pair<std::string, uint64_t>> requests = {{kMemoryResource, plan.units}};
-  if (plan.spec.gpus > 1) requests.emplace_back(kAttachResource, plan.spec.gpus);
+  if (plan.spec.gpus > 1) requests.emplace_back(kGpusResource, plan.spec.gpus);
   if (plan.spec.exclusive) requests.emplace_back(kExclusiveResource, plan.spec.gpus);
   if (plan.spec.nvlink) requests.emplace_back(kNvlinkResource, 1);
   return requests;

@@ -14,6 +14,7 @@ namespace gpushm::injector {
 inline constexpr char kMemoryResource[] = "gpushm.io/memory";
 inline constexpr char kAttachResource[] = "gpushm.io/attach";
 inline constexpr char kExclusiveResource[] = "gpushm.io/exclusive";
+inline constexpr char kGpusResource[] = "gpushm.io/gpus";
 // Asks for GPUs with NVLink between each two of them.
 inline constexpr char kNvlinkResource[] = "gpushm.io/nvlink";
 
