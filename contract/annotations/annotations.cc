@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <set>
 
 #include "contract/annotations/entries.h"
 #include "contract/annotations/keys.h"
@@ -17,6 +19,9 @@ constexpr std::array<std::string_view, 3> kAccessNames = {"many-writers", "one-w
 constexpr std::array<std::string_view, 3> kExitNames = {"mark", "keep", "drop"};
 constexpr size_t kFileBytes = 1024;
 constexpr std::string_view kDocument = "docs/reference/annotations.md";
+constexpr std::string_view kEach = "each";
+constexpr std::string_view kGpuInFile = "{gpu}";  // In `file`: the number of the buffer's GPU.
+constexpr uint32_t kGpusUnknown = 0;              // The pod's number of GPUs had an error.
 
 bool HasPartOf(std::string_view path, std::string_view part) {
   while (!path.empty()) {
@@ -28,13 +33,35 @@ bool HasPartOf(std::string_view path, std::string_view part) {
   return false;
 }
 
+// The name of the buffer on one GPU of a buffer that has `gpu: each`.
+std::string NameOnGpu(std::string_view name, uint32_t gpu) { return Concat(name, "-", gpu); }
+
+std::string FileOfGpu(std::string file, uint32_t gpu) {
+  const std::string number = Concat(gpu);
+  for (size_t at = 0; (at = file.find(kGpuInFile, at)) != std::string::npos; at += number.size()) {
+    file.replace(at, kGpuInFile.size(), number);
+  }
+  return file;
+}
+
 // Reads the entry of one annotation. Errors go to the list, the value goes to its place in the pod.
+// A buffer gets its place once all entries were read, because that depends on the number of GPUs.
 class EntryReader : public FieldReader {
  public:
   EntryReader(const AnnotationEntry& entry, const ParseOptions& options, ErrorList& errors)
       : entry_(entry), options_(options), errors_(errors) {}
 
   void ReadInto(PodSpec& pod);
+  // The buffers that the entry declares, for a pod of so many GPUs.
+  size_t BufferCount(uint32_t gpus) const { return buffer_ ? (each_ ? gpus : 1) : 0; }
+  // Puts them into the pod. `taken`: the names of the buffers that are on one GPU.
+  void PlaceInto(PodSpec& pod, const std::set<std::string_view>& taken);
+  // Whether the pod's number of GPUs allows the entry's value.
+  void CheckTopology(const PodSpec& pod);
+  // The name of a buffer that is on one GPU; empty if the entry declares none.
+  std::string_view PlainBuffer() const {
+    return buffer_ && !each_ ? std::string_view(buffer_->name) : std::string_view();
+  }
 
  private:
   void Report(const YamlNode& at, std::string_view field, std::string reason,
@@ -49,12 +76,15 @@ class EntryReader : public FieldReader {
   std::string Container(std::string_view wanted = {}) const;
   std::string WhyNot(const std::string& container) const;
 
-  void Buffer(PodSpec& pod);
+  void Buffer();
   void Signal(PodSpec& pod);
   void BufferMap(BufferSpec& buffer);
   void Field(const YamlNode& key, const YamlNode& value, BufferSpec& buffer);
   void Containers(const YamlNode& value, std::string_view field, std::vector<std::string>& out);
   void File(const YamlNode& value, BufferSpec& buffer);
+  void Gpu(const YamlNode& value, BufferSpec& buffer);
+  std::string GpuExample() const;
+  std::string EachExample(std::string_view more = {}) const;
   void CheckTogether(const BufferSpec& buffer);
   void CheckWriters(const std::vector<std::string>& containers,
                     const std::vector<std::string>& writers);
@@ -69,6 +99,9 @@ class EntryReader : public FieldReader {
   const AnnotationEntry& entry_;
   const ParseOptions& options_;
   ErrorList& errors_;
+  std::optional<BufferSpec> buffer_;  // What a buffer's entry declares.
+  bool each_ = false;                 // It has `gpu: each`.
+  bool gpu_is_wrong_ = false;
 };
 
 void EntryReader::Add(ConfigError error, std::string_view field, std::string reason,
@@ -120,7 +153,7 @@ std::string EntryReader::WhyNot(const std::string& container) const {
 void EntryReader::ReadInto(PodSpec& pod) {
   const std::string& key = entry_.key;
   if (key == kStatusKey) return;
-  if (key.starts_with(kBuffersPrefix)) return Buffer(pod);
+  if (key.starts_with(kBuffersPrefix)) return Buffer();
   if (key.starts_with(kSignalsPrefix)) return Signal(pod);
   if (key.starts_with(kPrivatePrefix)) return Private(pod);
   if (key.starts_with(kComputePrefix)) return Compute(pod);
@@ -130,6 +163,14 @@ void EntryReader::ReadInto(PodSpec& pod) {
     pod.host_ipc = Bool(entry_.value, "").value_or(false);
   } else if (key == kCudaIpcKey) {
     pod.cuda_ipc = Bool(entry_.value, "").value_or(false);
+  } else if (key == kGpusKey) {
+    pod.gpus = Number(entry_.value, "", 1, limits::kPodGpus).value_or(kGpusUnknown);
+  } else if (key == kTopologyKey) {
+    const std::string* const text = Text(entry_.value, "");
+    pod.nvlink = text != nullptr && *text == "nvlink";
+    if (text != nullptr && !pod.nvlink) {
+      Fail(entry_.value, "", Concat(Quote(*text), " is not nvlink, which is the only value"));
+    }
   } else if (key == kExclusiveKey) {
     pod.exclusive = Bool(entry_.value, "").value_or(false);
   } else if (key == kMpsKey) {
@@ -205,7 +246,7 @@ bool EntryReader::Name(std::string_view prefix, std::string_view what, std::stri
   return false;
 }
 
-void EntryReader::Buffer(PodSpec& pod) {
+void EntryReader::Buffer() {
   BufferSpec buffer;
   if (!Name(kBuffersPrefix, "buffer", "weights", buffer.name)) return;
   if (entry_.value.kind == YamlNode::Kind::kMap) {
@@ -215,7 +256,53 @@ void EntryReader::Buffer(PodSpec& pod) {
   } else {
     buffer.size_bytes = PositiveBytes(entry_.value, "size").value_or(0);
   }
-  pod.buffers.push_back(std::move(buffer));
+  buffer_ = std::move(buffer);
+}
+
+void EntryReader::PlaceInto(PodSpec& pod, const std::set<std::string_view>& taken) {
+  if (!buffer_) return;
+  const std::string& name = buffer_->name;
+  const bool known = pod.gpus != kGpusUnknown;
+  if (!each_) {
+    if (known && buffer_->gpu >= pod.gpus) {
+      Fail(*Value("gpu"), "gpu",
+           Concat("is ", buffer_->gpu, ", but the pod has ", pod.gpus,
+                  pod.gpus == 1 ? " GPU, with the number 0" : " GPUs, numbered from 0 to ",
+                  pod.gpus == 1 ? std::string() : Concat(pod.gpus - 1)),
+           // A pod that does not say how many it has probably forgot to.
+           pod.gpus == 1 ? Concat(kGpusKey, ": \"", buffer_->gpu + 1, "\"") : GpuExample());
+    }
+    pod.buffers.push_back(*buffer_);
+    return;
+  }
+  if (!known || pod.buffers.size() > limits::kBuffers) return;  // There is an error for it.
+  const std::string last = NameOnGpu(name, pod.gpus - 1);
+  if (last.size() > limits::kNameBytes) {
+    return Fail(*Value("gpu"), "gpu",
+                Concat("the name of its buffer on the last GPU, ", Quote(last), ", has ",
+                       last.size(), " characters; must have at most ", limits::kNameBytes),
+                EachExample());
+  }
+  for (uint32_t gpu = 0; gpu < pod.gpus; ++gpu) {
+    if (const std::string on_gpu = NameOnGpu(name, gpu); taken.contains(on_gpu)) {
+      return Fail(*Value("gpu"), "gpu",
+                  Concat("its buffer on GPU ", gpu, " would have the name of ", kBuffersPrefix,
+                         on_gpu),
+                  EachExample());
+    }
+  }
+  for (uint32_t gpu = 0; gpu < pod.gpus; ++gpu) {
+    BufferSpec& buffer = pod.buffers.emplace_back(*buffer_);
+    buffer.name = NameOnGpu(name, gpu);
+    buffer.file = FileOfGpu(buffer_->file, gpu);
+    buffer.gpu = gpu;
+  }
+}
+
+void EntryReader::CheckTopology(const PodSpec& pod) {
+  if (entry_.key != kTopologyKey || !pod.nvlink || pod.gpus != 1) return;
+  Fail(entry_.value, "", "nvlink needs at least two GPUs, and the pod has 1",
+       Concat(kGpusKey, ": \"2\""));
 }
 
 void EntryReader::BufferMap(BufferSpec& buffer) {
@@ -242,6 +329,8 @@ void EntryReader::Field(const YamlNode& key, const YamlNode& value, BufferSpec& 
     File(value, buffer);
   } else if (name == "loads") {
     buffer.loads = Bool(value, name).value_or(false);
+  } else if (name == "gpu") {
+    Gpu(value, buffer);
   } else {
     UnknownKey(key, "");
   }
@@ -254,7 +343,8 @@ void EntryReader::UnknownKey(const YamlNode& key, std::string_view /*path*/) {
   for (const KeyInfo& info : buffer ? BufferKeys() : SignalKeys()) names.push_back(info.name);
   const std::string_view nearest = Nearest(key.text, names);
   Fail(key, key.text, Concat("unknown key; the nearest is ", nearest),
-       AnnotationExample(entry_.key, nearest, Container()));
+       buffer && nearest == "gpu" ? GpuExample()
+                                  : AnnotationExample(entry_.key, nearest, Container()));
 }
 
 void EntryReader::Signal(PodSpec& pod) {
@@ -327,6 +417,37 @@ void EntryReader::File(const YamlNode& value, BufferSpec& buffer) {
   buffer.file = *text;
 }
 
+void EntryReader::Gpu(const YamlNode& value, BufferSpec& buffer) {
+  const std::string* const text = Text(value, "gpu");
+  if (text == nullptr) return;
+  each_ = *text == kEach;
+  if (each_) return;
+  uint32_t number = 0;
+  const char* const end = text->data() + text->size();
+  const auto [rest, error] = std::from_chars(text->data(), end, number);
+  if (error == std::errc{} && rest == end && number < limits::kPodGpus) {
+    buffer.gpu = number;
+    return;
+  }
+  gpu_is_wrong_ = true;
+  Fail(value, "gpu",
+       Concat(Quote(*text), " is neither a number from 0 to ", limits::kPodGpus - 1, " nor ",
+              kEach),
+       GpuExample());
+}
+
+// Right for every name and every number of GPUs.
+std::string EntryReader::GpuExample() const { return Concat(entry_.key, ": '{size: 8Gi, gpu: 0}'"); }
+
+// With another name, so that those of its buffers are short enough and free.
+std::string EntryReader::EachExample(std::string_view more) const {
+  constexpr std::string_view kEnd = "-gpu";
+  constexpr size_t kMost = limits::kNameBytes - kEnd.size() - std::string_view("-15").size();
+  const std::string_view name = std::string_view(entry_.key).substr(kBuffersPrefix.size());
+  return Concat(kBuffersPrefix, name.substr(0, kMost), kEnd, ": '{size: 8Gi, gpu: each", more,
+                "}'");
+}
+
 // Checks rules that involve more than one field.
 void EntryReader::CheckTogether(const BufferSpec& buffer) {
   const YamlNode* access = Value("access");
@@ -350,6 +471,11 @@ void EntryReader::CheckTogether(const BufferSpec& buffer) {
       Fail(*on_exit, "on-writer-exit", "must not be set: a read-only buffer has no writers",
            example);
     }
+  }
+  if (buffer.file.contains(kGpuInFile) && !each_ && !gpu_is_wrong_) {
+    Fail(*Value("file"), "file",
+         Concat(kGpuInFile, " stands for the number of a GPU only in a buffer with gpu: each"),
+         EachExample(", file: \"models/shard-{gpu}.safetensors\""));
   }
   CheckWriters(buffer.containers, buffer.writers);
 }
@@ -391,8 +517,10 @@ void AddDefaultPrivate(PodSpec& pod, const std::vector<std::string>& containers)
   std::ranges::for_each(pod.signals, add_named);
 }
 
-// Buffers and signals share one name space, and each takes one place in the registry.
-void CheckNames(std::span<const AnnotationEntry> entries, const PodSpec& pod, ErrorList& errors) {
+// Buffers and signals share one name space, and each takes one place in the registry. `buffers` are
+// those that the pod declares, on all of its GPUs.
+void CheckNames(std::span<const AnnotationEntry> entries, const PodSpec& pod, size_t buffers,
+                const std::set<std::string_view>& plain_buffers, ErrorList& errors) {
   const auto fail = [&](const AnnotationEntry& at, std::string reason, std::string example) {
     ConfigError error = at.key_origin.At(at.key_line, at.key_column);
     error.annotation = at.key;
@@ -406,9 +534,13 @@ void CheckNames(std::span<const AnnotationEntry> entries, const PodSpec& pod, Er
     if (signal || entry.key.starts_with(kBuffersPrefix)) last = &entry;
     if (!signal) continue;
     const std::string name = entry.key.substr(kSignalsPrefix.size());
-    if (pod.Find(name) == nullptr) continue;
+    const BufferSpec* const buffer = pod.Find(name);
+    if (buffer == nullptr) continue;
     constexpr std::string_view kEnd = "-ready";
-    fail(entry, Concat("a buffer already has this name: ", kBuffersPrefix, name),
+    const std::string where = plain_buffers.contains(name) ? "" : Concat(" on GPU ", buffer->gpu);
+    const std::string declared =
+        where.empty() ? name : name.substr(0, name.rfind('-'));  // As in NameOnGpu.
+    fail(entry, Concat("a buffer already has this name: ", kBuffersPrefix, declared, where),
          AnnotationExample(
              Concat(kSignalsPrefix, name.substr(0, limits::kNameBytes - kEnd.size()), kEnd), "",
              ""));
@@ -418,7 +550,7 @@ void CheckNames(std::span<const AnnotationEntry> entries, const PodSpec& pod, Er
     fail(*last, Concat(there, what, most), AnnotationExample(last->key, "", ""));
   };
   too_many(pod.signals.size(), " signals are declared; a pod may have at most ", kMostSignals);
-  too_many(pod.buffers.size() + pod.signals.size(),
+  too_many(buffers + pod.signals.size(),
            " buffers and signals are declared; a pod may have at most ", limits::kBuffers);
 }
 
@@ -468,12 +600,24 @@ bool PodSpec::HasAccessLists() const {
 PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOptions& options,
                         ErrorList& errors) {
   PodSpec pod;
+  std::vector<EntryReader> readers;
+  readers.reserve(entries.size());
+  std::set<std::string_view> plain_buffers;
   for (const AnnotationEntry& entry : entries) {
-    EntryReader(entry, options, errors).ReadInto(pod);
+    EntryReader& reader = readers.emplace_back(entry, options, errors);
+    reader.ReadInto(pod);
+    if (!reader.PlainBuffer().empty()) plain_buffers.insert(reader.PlainBuffer());
   }
+  size_t buffers = 0;
+  for (EntryReader& reader : readers) {
+    buffers += reader.BufferCount(pod.gpus);
+    reader.PlaceInto(pod, plain_buffers);
+    reader.CheckTopology(pod);
+  }
+  if (pod.gpus == kGpusUnknown) pod.gpus = 1;
   std::ranges::sort(pod.buffers, {}, &BufferSpec::name);
   std::ranges::sort(pod.signals, {}, &SignalSpec::name);
-  CheckNames(entries, pod, errors);
+  CheckNames(entries, pod, buffers, plain_buffers, errors);
   if (options.containers) AddDefaultPrivate(pod, *options.containers);
   return pod;
 }

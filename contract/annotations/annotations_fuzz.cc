@@ -28,6 +28,7 @@ void CheckPod(const PodSpec& pod) {
     for (const std::string& writer : buffer.writers) Require(buffer.MayAttach(writer));
     if (buffer.access == Access::kReadOnly) Require(buffer.StartsLoading());
     if (!buffer.file.empty()) Require(!buffer.FilePath().empty());
+    Require(buffer.gpu < pod.gpus && !buffer.file.contains("{gpu}"));
   }
   Require(pod.signals.size() <= kMostSignals);
   for (size_t i = 0; i < pod.signals.size(); ++i) {
@@ -36,7 +37,10 @@ void CheckPod(const PodSpec& pod) {
     Require(IsDnsLabel(signal.name) && pod.Find(signal.name) == nullptr);
     for (const std::string& writer : signal.writers) Require(signal.MayAttach(writer));
   }
-  Require(PoolBytes(pod) <= NodeBytes(pod));
+  Require(pod.gpus >= 1 && pod.gpus <= limits::kPodGpus && (!pod.nvlink || pod.gpus > 1));
+  for (uint32_t gpu = 0; gpu < pod.gpus; ++gpu) Require(PoolBytes(pod, gpu) <= GpuBytes(pod));
+  Require(GpuBytes(pod) <= NodeBytes(pod));
+  Require(PodUnits(pod, kGranularityBytes) % pod.gpus == 0);
 }
 
 void CheckErrors(const std::vector<ConfigError>& errors) {
@@ -64,6 +68,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Check(ParseAnnotationsOrErrors({{"buffers.gpushm.io/weights", std::string(text)}}, strict));
   Check(ParseAnnotationsOrErrors({{"signals.gpushm.io/ready", std::string(text)}}, strict));
   Check(ParseAnnotationsOrErrors({{std::string(text), "8Gi"}}, strict));
+  Check(ParseAnnotationsOrErrors(
+      {{"buffers.gpushm.io/weights", std::string(text)}, {"gpushm.io/gpus", "3"}}, strict));
+  Check(ParseAnnotationsOrErrors({{"gpushm.io/gpus", std::string(text)}}, strict));
   if (const auto bytes = ParseBytes(text)) Require(ParseBytes(FormatBytes(*bytes)) == *bytes);
   (void)ParseMilliCpus(text);
   return 0;

@@ -125,6 +125,53 @@ TEST(AnnotationsTest, ReadsSignals) {
   EXPECT_EQ(PoolBytes(*pod), kGiB) << "they take no GPU memory";
 }
 
+TEST(AnnotationsTest, BuffersOnSeveralGpus) {
+  const auto pod = ParseAnnotations(
+      {{"gpushm.io/gpus", "3"},
+       {"gpushm.io/topology", "nvlink"},
+       {"buffers.gpushm.io/first", "1Gi"},
+       {"buffers.gpushm.io/last", "{size: 1Gi, gpu: 2}"},
+       {"buffers.gpushm.io/weights",
+        "size: 8Gi\naccess: read-only\ngpu: each\nfile: models/{gpu}/shard-{gpu}.bin\n"
+        "containers: [model]\n"}},
+      kPod);
+  ASSERT_TRUE(pod) << pod.error().ToString();
+  EXPECT_EQ(pod->gpus, 3U);
+  EXPECT_TRUE(pod->nvlink);
+  ASSERT_EQ(pod->buffers.size(), 5U);
+  EXPECT_EQ(pod->Find("first")->gpu, 0U);
+  EXPECT_EQ(pod->Find("last")->gpu, 2U);
+  EXPECT_EQ(pod->Find("weights"), nullptr);
+  for (uint32_t gpu = 0; gpu < 3; ++gpu) {
+    const BufferSpec* const weights = pod->Find(Concat("weights-", gpu));
+    ASSERT_NE(weights, nullptr);
+    EXPECT_EQ(*weights, (BufferSpec{.name = Concat("weights-", gpu),
+                                    .size_bytes = 8 * kGiB,
+                                    .access = Access::kReadOnly,
+                                    .containers = {"model"},
+                                    .file = Concat("models/", gpu, "/shard-", gpu, ".bin"),
+                                    .gpu = gpu}));
+  }
+  EXPECT_EQ(pod->private_bytes.size(), 3U) << "of each GPU, so a container has one entry";
+}
+
+TEST(AnnotationsTest, GpusAtTheirLimits) {
+  const auto one =
+      ParseAnnotations({{"gpushm.io/gpus", "1"},
+                        {"buffers.gpushm.io/a", "{size: 1Gi, gpu: 0}"},
+                        {"buffers.gpushm.io/b", "{size: 1Gi, gpu: each, loads: true}"}});
+  ASSERT_TRUE(one) << one.error().ToString();
+  EXPECT_EQ(one->gpus, 1U);
+  EXPECT_NE(one->Find("b-0"), nullptr);
+  const std::string longest(limits::kNameBytes - 3, 'a');
+  const auto most = ParseAnnotations(
+      {{"gpushm.io/gpus", "16"}, {"buffers.gpushm.io/" + longest, "{size: 1Gi, gpu: each}"}});
+  ASSERT_TRUE(most) << most.error().ToString();
+  EXPECT_EQ(most->Find(longest + "-15")->gpu, 15U);
+  EXPECT_EQ(PodSpec{}.gpus, 1U);
+  EXPECT_FALSE(PodSpec{}.nvlink);
+}
+
 // A container that only waits for a signal then runs kernels, so it gets the GPU too.
 TEST(AnnotationsTest, WhoMayOpenASignalAttaches) {
   const auto pod =
@@ -150,14 +197,19 @@ TEST(AnnotationsTest, PrivateBytesOnlyForContainersThatAttach) {
 TEST(AnnotationsTest, EnvironmentAndMetadataAgree) {
   const auto metadata =
       ParseAnnotations({{"buffers.gpushm.io/w", "{size: 1.5Gi, writers: [model]}"},
+                        {"buffers.gpushm.io/x", "{size: 1Gi, gpu: each, file: \"m/{gpu}.bin\"}"},
+                        {"gpushm.io/gpus", "2"},
                         {"gpushm.io/inject", "true"},
                         {"signals.gpushm.io/a", ""},
                         {"signals.gpushm.io/b", "writers: [model]\n"}});
   const auto nested = ParseBuffersEnvironment(
-      "buffers.gpushm.io/w: {size: 1.5Gi, writers: [model]}\ngpushm.io/inject: true\n"
+      "buffers.gpushm.io/w: {size: 1.5Gi, writers: [model]}\n"
+      "buffers.gpushm.io/x: {size: 1Gi, gpu: each, file: 'm/{gpu}.bin'}\n"
+      "gpushm.io/gpus: 2\ngpushm.io/inject: true\n"
       "signals.gpushm.io/a:\nsignals.gpushm.io/b: {writers: [model]}\n");
   const auto quoted = ParseBuffersEnvironment(
       R"({"buffers.gpushm.io/w":"{size: 1.5Gi, writers: [model]}","gpushm.io/inject":"true",
+          "buffers.gpushm.io/x":"size: 1Gi\ngpu: each\nfile: m/{gpu}.bin","gpushm.io/gpus":"2",
           "signals.gpushm.io/a":"","signals.gpushm.io/b":"{\"writers\": [\"model\"]}"})");
   ASSERT_TRUE(metadata && nested && quoted);
   EXPECT_EQ(*metadata, *nested);
@@ -203,6 +255,47 @@ TEST(SizingTest, SumsAsTheDesignSays) {
   EXPECT_EQ(Units(kGiB, kGiB), 1U);
   EXPECT_EQ(Units(kGiB + 1, kGiB), 2U);
   EXPECT_EQ(Units(UINT64_MAX, 1), UINT64_MAX);
+}
+
+// Goal: each GPU reserves what the fullest one needs.
+TEST(SizingTest, EachGpuReservesWhatTheFullestNeeds) {
+  const auto pod = ParseAnnotations({{"gpushm.io/gpus", "3"},
+                                     {"buffers.gpushm.io/a", "{size: 2Gi, gpu: each}"},
+                                     {"buffers.gpushm.io/b", "{size: 1Gi, gpu: 1, loads: true}"},
+                                     {"buffers.gpushm.io/c", "1Mi"},
+                                     {"gpushm.io/pool-extra", "3Gi"},
+                                     {"private.gpushm.io/sink", "0"}},
+                                    kPod);
+  ASSERT_TRUE(pod) << pod.error().ToString();
+  EXPECT_EQ(PoolBytes(*pod), 5 * kGiB + 2 * kMiB);
+  EXPECT_EQ(PoolBytes(*pod, 1), 6 * kGiB);
+  EXPECT_EQ(PoolBytes(*pod, 2), 5 * kGiB);
+  EXPECT_EQ(FullestGpu(*pod), 1U);
+  EXPECT_EQ(GpuBytes(*pod), (6 + 2) * kGiB + kLoaderBytes);
+  EXPECT_EQ(NodeBytes(*pod), 3 * GpuBytes(*pod));
+  EXPECT_EQ(ContainerBytes(*pod, "model", 1), 7 * kGiB);
+  EXPECT_EQ(ContainerBytes(*pod, "sink", 2), 5 * kGiB);
+  // Rounded up for each GPU, so that each has whole units.
+  EXPECT_EQ(PodUnits(*pod, kGiB), 27U);
+  EXPECT_EQ(PodUnits(*pod, 5 * kGiB), 6U);
+  EXPECT_EQ(PodUnits(*ParseAnnotations({{"gpushm.io/gpus", "4"}}), kGiB), 4U);
+}
+
+TEST(SizingTest, SaysWhatIsAskedOfEachGpuAndInAll) {
+  const auto pod = ParseAnnotations({{"gpushm.io/gpus", "2"},
+                                     {"buffers.gpushm.io/a", "{size: 60Gi, gpu: each}"},
+                                     {"buffers.gpushm.io/b", "{size: 20Gi, gpu: 1}"},
+                                     {"gpushm.io/pool-extra", "2Gi"}},
+                                    kPod);
+  ASSERT_TRUE(pod) << pod.error().ToString();
+  EXPECT_TRUE(CheckFits(*pod, 85 * kGiB, "GPU 0"));
+  const auto fits = CheckFits(*pod, 79 * kGiB, "the card");
+  ASSERT_FALSE(fits);
+  EXPECT_EQ(fits.error().what(),
+            "the pod requests 85Gi of each of its 2 GPUs, as GPU 1 needs (80Gi for buffers, 2Gi "
+            "for pool-extra, 3Gi for its containers and loading), and 170Gi in all (160Gi for "
+            "buffers, 4Gi for pool-extra, 6Gi for its containers and loading), but the card has "
+            "79Gi");
 }
 
 TEST(SizingTest, SaturatesInsteadOfWrapping) {

@@ -23,6 +23,7 @@ struct Case {
   int column;
   std::string field;
   std::string reason;
+  std::string gpus{};  // What the pod says as gpushm.io/gpus; empty if nothing.
 };
 
 std::string Long(size_t n, char c = 'a') { return std::string(n, c); }
@@ -141,6 +142,47 @@ std::vector<Case> MapCases() {
   };
 }
 
+std::vector<Case> GpuCases() {
+  const std::string long_key = "buffers.gpushm.io/" + Long(62);
+  return {
+      {kB, "{size: 1Gi, gpu: 1}", 1, 18, "gpu", "is 1, but the pod has 1 GPU, with the number 0"},
+      {kB, "{size: 1Gi, gpu: 2}", 1, 18, "gpu",
+       "is 2, but the pod has 2 GPUs, numbered from 0 to 1", "2"},
+      {kB, "size: 1Gi\ngpu: 15\n", 2, 6, "gpu", "is 15, but the pod has 15 GPUs", "15"},
+      {kB, "{size: 1Gi, gpu: 16}", 1, 18, "gpu", "neither a number from 0 to 15 nor each"},
+      {kB, "{size: 1Gi, gpu: -1}", 1, 18, "gpu", "neither a number", "2"},
+      {kB, "{size: 1Gi, gpu: Each}", 1, 18, "gpu", "\"Each\" is neither", "2"},
+      {kB, "{size: 1Gi, gpu: 99999999999}", 1, 18, "gpu", "neither a number"},
+      {kB, "{size: 1Gi, gpu: [0, 1]}", 1, 18, "gpu", "is a list", "2"},
+      {kB, "{size: 1Gi, gpu: }", 1, 13, "gpu", "no value"},
+      {kB, "{size: 1Gi, gpus: 1}", 1, 13, "gpus", "nearest is gpu"},
+      {long_key, "{size: 1Gi, gpus: 1}", 1, 13, "gpus", "nearest is gpu"},
+      {long_key, "{size: 1Gi, gpu: each}", 1, 18, "gpu", "has 64 characters; must have at most 63"},
+      {"buffers.gpushm.io/" + Long(61), "{size: 1Gi, gpu: each}", 1, 18, "gpu",
+       "has 64 characters; must have at most 63", "11"},
+      {kB, "{size: 1Gi, file: \"m/{gpu}.bin\"}", 1, 19, "file", "only in a buffer with gpu: each",
+       "2"},
+      {kB, "{size: 1Gi, gpu: 1, file: \"m/{gpu}.bin\"}", 1, 27, "file", "only in a buffer", "2"},
+      {kB, "{size: 1Gi, gpu: all, file: \"m/{gpu}.bin\"}", 1, 18, "gpu", "neither a number", "2"},
+      {kB, "{size: 1Gi, gpu: each, file: \"m{gpu}/a.bin\"}", 1, 30, "file",
+       "begin with the name of a volume", "2"},
+      {long_key, "{size: 1Gi, file: \"m/{gpu}.bin\"}", 1, 19, "file", "only in a buffer"},
+      {"gpushm.io/gpus", "0", 1, 1, "", "not a number from 1 to 16"},
+      {"gpushm.io/gpus", "17", 1, 1, "", "not a number from 1 to 16"},
+      {"gpushm.io/gpus", "two", 1, 1, "", "not a number from 1 to 16"},
+      {"gpushm.io/gpus", "2.0", 1, 1, "", "not a number from 1 to 16"},
+      {"gpushm.io/gpus", "", 1, 1, "", "no value"},
+      {"gpushm.io/gpus", "[2]", 1, 1, "", "is a list"},
+      {"gpushm.io/gpu", "2", 0, 0, "", "nearest is gpushm.io/gpus"},
+      {"gpushm.io/topology", "nvlink", 1, 1, "", "needs at least two GPUs, and the pod has 1"},
+      {"gpushm.io/topology", "nvlink", 1, 1, "", "needs at least two GPUs", "1"},
+      {"gpushm.io/topology", "pcie", 1, 1, "", "\"pcie\" is not nvlink", "2"},
+      {"gpushm.io/topology", "NVLink", 1, 1, "", "is not nvlink, which is the only value", "2"},
+      {"gpushm.io/topology", "", 1, 1, "", "no value", "2"},
+      {"gpushm.io/topolgy", "nvlink", 0, 0, "", "nearest is gpushm.io/topology", "2"},
+  };
+}
+
 std::vector<Case> YamlCases() {
   return {
       {kB, "{size: 1Gi", 1, 1, "", "not valid YAML"},
@@ -233,27 +275,34 @@ std::vector<Case> SignalCases() {
 
 std::vector<Case> AllCases() {
   std::vector<Case> all;
-  for (const auto& cases : {QuantityCases(), MapCases(), SignalCases(), YamlCases(), KeyCases()}) {
+  for (const auto& cases : {QuantityCases(), MapCases(), SignalCases(), GpuCases(), YamlCases(), KeyCases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }
   return all;
 }
 
 std::vector<ConfigError> Errors(const Case& c) {
-  const auto pod = ParseAnnotationsOrErrors({{c.key, c.text}}, kPod);
+  Annotations annotations = {{c.key, c.text}};
+  if (!c.gpus.empty()) annotations["gpushm.io/gpus"] = c.gpus;
+  const auto pod = ParseAnnotationsOrErrors(annotations, kPod);
   return pod ? std::vector<ConfigError>{} : pod.error();
 }
 
 // Uses the example as an annotation of the case's pod.
-void ExpectAnnotationExampleParses(const ConfigError& error) {
-  const auto pod = ParseBuffersEnvironment(error.example, kPod);
+void ExpectAnnotationExampleParses(const Case& c, const ConfigError& error) {
+  // All but this one are right for any number of GPUs.
+  const bool with_gpus = error.example.starts_with("gpushm.io/topology");
+  const std::string gpus = with_gpus ? Concat("\ngpushm.io/gpus: \"", c.gpus, "\"") : "";
+  const auto pod = ParseBuffersEnvironment(error.example + gpus, kPod);
   EXPECT_TRUE(pod) << error.example << "\n" << pod.error().ToString();
   // In a pod's metadata values are strings.
   const YamlTree tree = ParseYaml(error.example);
   ASSERT_EQ(tree.root.entries.size(), 1U) << error.example;
   const YamlEntry& entry = tree.root.entries[0];
   ASSERT_EQ(entry.value.kind, YamlNode::Kind::kScalar) << error.example;
-  const auto alone = ParseAnnotations({{entry.key.text, entry.value.text}}, kPod);
+  Annotations annotations = {{entry.key.text, entry.value.text}};
+  if (with_gpus) annotations["gpushm.io/gpus"] = c.gpus;
+  const auto alone = ParseAnnotations(annotations, kPod);
   EXPECT_TRUE(alone) << alone.error().ToString();
 }
 
@@ -280,7 +329,7 @@ TEST(AnnotationErrorsTest, EachExampleIsRightInThePlaceOfTheMistake) {
   for (const Case& c : AllCases()) {
     SCOPED_TRACE(c.key.substr(0, 80) + ": " + c.text.substr(0, 200));
     for (const ConfigError& error : Errors(c)) {
-      ExpectAnnotationExampleParses(error);
+      ExpectAnnotationExampleParses(c, error);
     }
   }
 }
@@ -299,9 +348,11 @@ TEST(AnnotationErrorsTest, EveryExampleOfTheTableTakesEffect) {
   for (const KeyInfo& key : AnnotationKeys()) {
     std::string name(key.name);
     if (name.ends_with('/')) name += "trainer";
-    const auto pod = ParseBuffersEnvironment(Concat(name, ": ", ExampleOf(key)));
+    const bool topology = name == kTopologyKey;  // It needs at least two GPUs.
+    const std::string gpus = topology ? "gpushm.io/gpus: \"2\"\n" : "";
+    const auto pod = ParseBuffersEnvironment(Concat(gpus, name, ": ", ExampleOf(key)));
     ASSERT_TRUE(pod) << pod.error().ToString();
-    EXPECT_FALSE(*pod == PodSpec{}) << name;
+    EXPECT_FALSE(*pod == *ParseBuffersEnvironment(gpus)) << name;
   }
   for (const KeyInfo& key : BufferKeys()) {
     const bool size = key.name == "size";
@@ -319,6 +370,67 @@ TEST(AnnotationErrorsTest, EveryExampleOfTheTableTakesEffect) {
     ASSERT_TRUE(with) << with.error().ToString();
     EXPECT_FALSE(*with == *without) << key.name;
   }
+}
+
+// One mistake is one error: the values that depend on a wrong number of GPUs are not judged.
+TEST(AnnotationErrorsTest, AWrongNumberOfGpusIsReportedOnce) {
+  const auto pod = ParseAnnotationsOrErrors({{"gpushm.io/gpus", "two"},
+                                             {"gpushm.io/topology", "nvlink"},
+                                             {"buffers.gpushm.io/a", "{size: 1Gi, gpu: 1}"},
+                                             {"buffers.gpushm.io/" + Long(63),
+                                              "{size: 1Gi, gpu: each}"}});
+  ASSERT_FALSE(pod);
+  ASSERT_EQ(pod.error().size(), 1U);
+  EXPECT_EQ(pod.error()[0].annotation, "gpushm.io/gpus");
+}
+
+// Goal: a buffer of each GPU gets names that nothing else has, and the error shows a free one.
+TEST(AnnotationErrorsTest, NamesOfBuffersOnEachGpuAreFree) {
+  const Annotations base = {{"gpushm.io/gpus", "2"}, {kB, "{size: 1Gi, gpu: each}"}};
+  Annotations annotations = base;
+  annotations["buffers.gpushm.io/weights-1"] = "1Gi";
+  auto pod = ParseAnnotationsOrErrors(annotations, kPod);
+  ASSERT_FALSE(pod);
+  ASSERT_EQ(pod.error().size(), 1U);
+  EXPECT_EQ(pod.error()[0].annotation, kB);
+  EXPECT_EQ(pod.error()[0].field, "gpu");
+  EXPECT_EQ(pod.error()[0].reason,
+            "its buffer on GPU 1 would have the name of buffers.gpushm.io/weights-1");
+  ExpectAnnotationExampleParses({}, pod.error()[0]);
+
+  annotations = base;
+  annotations["signals.gpushm.io/weights-0"] = "";
+  pod = ParseAnnotationsOrErrors(annotations, kPod);
+  ASSERT_FALSE(pod);
+  ASSERT_EQ(pod.error().size(), 1U);
+  EXPECT_EQ(pod.error()[0].annotation, "signals.gpushm.io/weights-0");
+  EXPECT_EQ(pod.error()[0].reason,
+            "a buffer already has this name: buffers.gpushm.io/weights on GPU 0");
+  ExpectAnnotationExampleParses({}, pod.error()[0]);
+
+  annotations = base;
+  annotations["buffers.gpushm.io/weights-0"] = "{size: 1Gi, gpu: each}";  // weights-0-0 ...
+  annotations["buffers.gpushm.io/weights-2"] = "1Gi";
+  annotations["signals.gpushm.io/weights"] = "";
+  EXPECT_TRUE(ParseAnnotationsOrErrors(annotations, kPod));
+}
+
+TEST(AnnotationErrorsTest, BuffersAreCountedOnAllGpus) {
+  Annotations annotations = {{"gpushm.io/gpus", "16"}};
+  for (uint32_t i = 0; i < limits::kBuffers / 16; ++i) {
+    annotations[Concat("buffers.gpushm.io/b", i)] = "{size: 1Gi, gpu: each}";
+  }
+  const auto most = ParseAnnotations(annotations, kPod);
+  ASSERT_TRUE(most) << most.error().ToString();
+  EXPECT_EQ(most->buffers.size(), limits::kBuffers);
+  for (int i = 0; i < 2000; ++i) {
+    annotations[Concat("buffers.gpushm.io/c", i)] = "{size: 1Gi, gpu: each}";
+  }
+  const auto pod = ParseAnnotationsOrErrors(annotations, kPod);
+  ASSERT_FALSE(pod);
+  ASSERT_EQ(pod.error().size(), 1U);
+  EXPECT_EQ(pod.error()[0].reason,
+            "36096 buffers and signals are declared; a pod may have at most 4096");
 }
 
 TEST(AnnotationErrorsTest, AMultitudeOfErrorsIsCut) {

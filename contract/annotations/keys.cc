@@ -10,7 +10,7 @@
 namespace gpushm::config {
 namespace {
 
-constexpr std::array<KeyInfo, 14> kAnnotationKeys = {{
+constexpr std::array<KeyInfo, 16> kAnnotationKeys = {{
     {kBuffersPrefix, "<name>", "quantity, or a map (below)", "",
      "A buffer with this name (a DNS label of at most 63 characters), made when the pod starts.",
      "8Gi",
@@ -57,9 +57,18 @@ constexpr std::array<KeyInfo, 14> kAnnotationKeys = {{
     {kComputePrefix, "<container>", "number from 1 to 100", "100",
      "With MPS: how many percent of the GPU's multiprocessors each process of the container can use.",
      "\"50\"", R"("type": "string", "pattern": "^([1-9][0-9]?|100)$")"},
+    {kGpusKey, "", "number from 1 to 16", "1",
+     "The number of GPUs of the pod, all of one node. Every container that attaches sees all of "
+     "them, numbered from 0 in the order of their PCI addresses. What the pod reserves is the same "
+     "on each: what the fullest one needs.",
+     "\"2\"", R"("type": "string", "pattern": "^([1-9]|1[0-6])$")"},
+    {kTopologyKey, "", "`nvlink`", "NVLink is preferred",
+     "The pod gets only GPUs that have NVLink between each two of them. It needs at least two "
+     "GPUs.",
+     "nvlink", R"("enum": ["nvlink"])"},
     {kExclusiveKey, "", "\"true\" or \"false\"", "\"false\"",
-     "The pod has its GPU alone: gpushm gives no memory of that GPU to another pod. "
-     "The pod starts when a GPU has no other pod.",
+     "The pod has its GPUs alone: gpushm gives no memory of them to another pod. "
+     "The pod starts when as many GPUs have no other pod.",
      "\"true\"", R"("enum": ["true", "false"])"},
     {kInjectKey, "", "\"true\" or \"false\"", "\"true\"",
      "With \"false\" the webhook ignores this pod, whatever its other annotations say.",
@@ -74,7 +83,7 @@ constexpr std::array<KeyInfo, 14> kAnnotationKeys = {{
      R"("type": "string", "$ref": "#/$defs/positive")"},
 }};
 
-constexpr std::array<KeyInfo, 8> kBufferKeys = {{
+constexpr std::array<KeyInfo, 9> kBufferKeys = {{
     {"size", "", "quantity", "required",
      "Bytes of one generation. The driver rounds them up to a multiple of 2Mi.", "8Gi",
      R"("$ref": "#/$defs/positive")"},
@@ -105,6 +114,12 @@ constexpr std::array<KeyInfo, 8> kBufferKeys = {{
     {"loads", "", "`true` or `false`", "false",
      "A client will load it through the broker (`gpushmctl load`). Attaching waits for the load.",
      "true", R"("type": "boolean")"},
+    {"gpu", "", "number below that of the pod's GPUs, or `each`", "0",
+     "The GPU on which the buffer is. With `each` there is one buffer on each GPU: of `weights` "
+     "they are `weights-0`, `weights-1` and so on. `{gpu}` in their `file` stands for the number "
+     "(in quotes where the map has braces).",
+     "each",
+     R"("anyOf": [{"type": "integer", "minimum": 0, "maximum": 15}, {"const": "each"}])"},
 }};
 
 constexpr std::array<KeyInfo, 2> kSignalKeys = {{

@@ -32,12 +32,21 @@ uint64_t RoundUp(uint64_t bytes, uint64_t granularity) {
   return rest == 0 ? bytes : Add(bytes, granularity - rest);
 }
 
-uint64_t PoolBytes(const PodSpec& pod, uint64_t granularity) {
-  return PoolBytesOf(pod, [](const BufferSpec&) { return true; }, granularity);
+uint64_t PoolBytes(const PodSpec& pod, uint32_t gpu, uint64_t granularity) {
+  const auto is_there = [gpu](const BufferSpec& buffer) { return buffer.gpu == gpu; };
+  return PoolBytesOf(pod, is_there, granularity);
 }
 
-uint64_t NodeBytes(const PodSpec& pod, uint64_t granularity) {
-  uint64_t sum = PoolBytes(pod, granularity);
+uint32_t FullestGpu(const PodSpec& pod, uint64_t granularity) {
+  uint32_t fullest = 0;
+  for (uint32_t gpu = 1; gpu < pod.gpus; ++gpu) {
+    if (PoolBytes(pod, gpu, granularity) > PoolBytes(pod, fullest, granularity)) fullest = gpu;
+  }
+  return fullest;
+}
+
+uint64_t GpuBytes(const PodSpec& pod, uint64_t granularity) {
+  uint64_t sum = PoolBytes(pod, FullestGpu(pod, granularity), granularity);
   for (const auto& [container, bytes] : pod.private_bytes) {
     sum = Add(sum, RoundUp(bytes, granularity));
   }
@@ -46,9 +55,16 @@ uint64_t NodeBytes(const PodSpec& pod, uint64_t granularity) {
   return loads ? Add(sum, kLoaderBytes) : sum;
 }
 
-uint64_t ContainerBytes(const PodSpec& pod, std::string_view container, uint64_t granularity) {
+uint64_t NodeBytes(const PodSpec& pod, uint64_t granularity) {
+  return Times(GpuBytes(pod, granularity), pod.gpus);
+}
+
+uint64_t ContainerBytes(const PodSpec& pod, std::string_view container, uint32_t gpu,
+                        uint64_t granularity) {
   const auto own = pod.private_bytes.find(std::string(container));
-  const auto may_attach = [&](const BufferSpec& buffer) { return buffer.MayAttach(container); };
+  const auto may_attach = [&](const BufferSpec& buffer) {
+    return buffer.gpu == gpu && buffer.MayAttach(container);
+  };
   return Add(own == pod.private_bytes.end() ? 0 : RoundUp(own->second, granularity),
              PoolBytesOf(pod, may_attach, granularity));
 }
@@ -57,18 +73,32 @@ uint64_t Units(uint64_t bytes, uint64_t unit_bytes) {
   return bytes / unit_bytes + (bytes % unit_bytes != 0 ? 1 : 0);
 }
 
+uint64_t PodUnits(const PodSpec& pod, uint64_t unit_bytes) {
+  return Times(std::max<uint64_t>(1, Units(GpuBytes(pod), unit_bytes)), pod.gpus);
+}
+
 Result<void> CheckFits(const PodSpec& pod, uint64_t card_bytes, std::string_view card,
                        uint64_t granularity) {
-  const uint64_t asked = NodeBytes(pod, granularity);
+  const uint64_t asked = GpuBytes(pod, granularity);
   if (asked <= card_bytes) return {};
-  const uint64_t pool = PoolBytes(pod, granularity);
+  const uint32_t fullest = FullestGpu(pod, granularity);
+  const uint64_t pool = PoolBytes(pod, fullest, granularity);
   const uint64_t extra = RoundUp(pod.pool_extra_bytes, granularity);
-  return Fail(
-      Code::kExhausted,
-      Concat("the pod requests ", FormatBytes(asked), " of one GPU (", FormatBytes(pool - extra),
-             " for buffers, ", FormatBytes(extra), " for pool-extra, ", FormatBytes(asked - pool),
-             " for its containers and loading), but ", card, " has ", FormatBytes(card_bytes)),
-      "make buffers smaller or fewer, or lower private.gpushm.io/<container>");
+  const auto parts = [&](uint64_t gpus) {
+    return Concat("(", FormatBytes(Times(pool - extra, gpus)), " for buffers, ",
+                  FormatBytes(Times(extra, gpus)), " for pool-extra, ",
+                  FormatBytes(Times(asked - pool, gpus)), " for its containers and loading)");
+  };
+  const std::string requests =
+      pod.gpus == 1
+          ? Concat(FormatBytes(asked), " of one GPU ", parts(1))
+          : Concat(FormatBytes(asked), " of each of its ", pod.gpus, " GPUs, as GPU ", fullest,
+                   " needs ", parts(1), ", and ", FormatBytes(NodeBytes(pod, granularity)),
+                   " in all ", parts(pod.gpus));
+  return Fail(Code::kExhausted,
+              Concat("the pod requests ", requests, ", but ", card, " has ",
+                     FormatBytes(card_bytes)),
+              "make buffers smaller or fewer, or lower private.gpushm.io/<container>");
 }
 
 }  // namespace gpushm::config

@@ -71,7 +71,7 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
   if (config.pool_given) return {};
   // What the pod reserved for its containers, for loading and for MPS is not the pool's, so no
   // buffer takes it. What rounding up to whole units left over is.
-  const uint64_t reserved = config::NodeBytes(config.pod) - config::PoolBytes(config.pod);
+  const uint64_t reserved = config::GpuBytes(config.pod) - config::PoolBytes(config.pod);
   config.pool_bytes = std::max(wanted, welcome.pool_bytes - std::min(reserved, welcome.pool_bytes));
   return {};
 }
