@@ -30,7 +30,7 @@ TEST(BrokerConfigTest, ReadsTheBrokersFile) {
   ASSERT_TRUE(config) << config.error().ToString();
   EXPECT_EQ(config->pool_bytes, 8 * kMiB);
   EXPECT_FALSE(config->pool_given);
-  EXPECT_EQ(config->gpu->uuid, "GPU-8e7a0d7c-5c0e-4d0a-9d3c-8f6f1f3a2b11");
+  EXPECT_EQ(config->gpus.at(0).uuid, "GPU-8e7a0d7c-5c0e-4d0a-9d3c-8f6f1f3a2b11");
   EXPECT_EQ(config->folder, "/tmp/x");
   EXPECT_EQ(config->pod_uid, "0b8c0f6e");
   EXPECT_TRUE(config->host_ipc);
@@ -42,7 +42,7 @@ TEST(BrokerConfigTest, ReadsTheBrokersFile) {
   ASSERT_TRUE(empty);
   EXPECT_EQ(*empty, BrokerConfig{});
   EXPECT_EQ(empty->folder, protocol::kDefaultFolder);
-  EXPECT_EQ(ParseBrokerConfig("gpu: 3\npool: 4Gi", "x")->gpu->index, 3U);
+  EXPECT_EQ(ParseBrokerConfig("gpu: 3\npool: 4Gi", "x")->gpus.at(0).index, 3U);
 }
 
 struct Case {

@@ -12,7 +12,7 @@
 namespace gpushm::broker {
 namespace {
 
-// Time between two attempts to open a missing file, and to get the one place for transfers.
+// Time between two attempts to open a missing file, and to get the place for transfers of a GPU.
 constexpr int64_t kRetryMs = 250;
 // The most loaders for one volume that have not got an answer from it.
 constexpr int kUnheard = 2;
@@ -70,8 +70,8 @@ void FileLoads::StartLoaders() {
 
 void FileLoads::StartLoader(Load& load) {
   std::vector<std::string> arguments =
-      LoaderArguments(protocol::Direction::kLoad, settings_.device, settings_.driver_folder,
-                      /*chunk_bytes=*/0, FileWay::kAutoGds);
+      LoaderArguments(protocol::Direction::kLoad, settings_.gpus.at(load.file.gpu),
+                      settings_.driver_folder, /*chunk_bytes=*/0, FileWay::kAutoGds);
   arguments.insert(arguments.end(), {"--path", load.file.path});
   if (!load.file.folder.empty()) {
     arguments.insert(arguments.end(), {"--folder", load.file.folder});

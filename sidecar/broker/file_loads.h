@@ -22,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "platform/daemon/event_loop.h"
@@ -37,13 +38,14 @@ class FileLoads {
 
   struct File {
     std::string buffer;
+    uint32_t gpu = 0;    // The number of the buffer's GPU.
     std::string folder;  // Same as for OpenFileOf.
     std::string path;
     std::string whole() const { return folder.empty() ? path : Concat(folder, '/', path); }
   };
   struct Settings {
     std::string driver_folder;
-    int device = 0;
+    std::vector<std::vector<std::string>> gpus;  // By number; see Gpu::ChildArguments.
     int64_t hang_ms = 10'000;  // After this time the log reports a file that cannot be opened.
   };
   struct Events {
