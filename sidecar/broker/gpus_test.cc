@@ -333,6 +333,32 @@ TEST_F(GpusTest, FilesOfTwoGpusLoadAtOnce) {
   }
 }
 
+// Goal: many files of one GPU, each of which waits for its turn, leave the others loaders. Method:
+// pipes that nobody writes to.
+TEST_F(GpusTest, FilesOfOneGpuLeaveTheOthersLoaders) {
+  const TempFolder files;
+  std::filesystem::create_directory(files.path() + "/models");
+  std::string buffers = "gpushm.io/gpus: '2'\n";
+  const auto add = [&](const std::string& name, uint32_t gpu) {
+    ASSERT_EQ(mkfifo((files.path() + "/models/" + name).c_str(), 0600), 0);
+    buffers += Concat("buffers.gpushm.io/", name, ": {size: 2Mi, file: models/", name,
+                      ", gpu: ", gpu, "}\n");
+  };
+  for (int i = 0; i < 10; ++i) add(Concat("a", i), 0);
+  add("b", 1);
+  Start(buffers, {"--test-files", files.path()});
+  UniqueFd writer;
+  ASSERT_TRUE(Eventually([&] {
+    writer.Reset(open((files.path() + "/models/b").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    return writer.valid();
+  })) << broker_->log();
+  ASSERT_EQ(write(writer.get(), "gpu", 3), 3);
+  writer.Reset();
+  EXPECT_TRUE(Eventually([this] { return RecordOf("b").state == registry::BufferState::kReady; }))
+      << broker_->log();
+  EXPECT_EQ(RecordOf("a0").state, registry::BufferState::kLoading);
+}
+
 // ---- a start by hand
 
 TEST(GpusAtStart, WhatDoesNotFitIsAnError) {
@@ -564,10 +590,14 @@ TEST_F(GpusOfAKeeper, TheOtherGpuGoesOnIfOneIsLost) {
   EXPECT_TRUE(AttachOn(&*client_, "weights-0", 0));
   EXPECT_TRUE(client_->Create("on-0", 2 * kMiB, OnGpu(0)));
   EXPECT_TRUE(MakePage(&*client_, "page"));
+  // CUDA does not start in a process that sees the lost GPU. The loader sees its own GPU only.
+  machine_.SetFaults(Concat("lost: [", UuidText(1), "]"));
   const auto loads = client_->Transfer("weights-0", 1, pipe.reader.get());
   ASSERT_TRUE(loads) << loads.error().ToString();
   pipe.writer.Reset();
-  EXPECT_TRUE(client_->FinishTransfer(loads->transfer_id));
+  const auto loaded = client_->FinishTransfer(loads->transfer_id);
+  EXPECT_TRUE(loaded) << loaded.error().ToString();
+  machine_.SetFaults("");
 
   keeper_.SayHealthOf(0, true);
   ASSERT_TRUE(broker_->WaitForLog(Concat("gpu-unhealthy gpu=", UuidText(0))));

@@ -219,6 +219,24 @@ TEST_F(LedgerRestoreTest, WhatNoLongerFitsThePoolStaysIfThePodWasGivenIt) {
   EXPECT_THAT(more.error().what(), HasSubstr(Concat("the pool has 0 of ", kPage, " left")));
 }
 
+TEST_F(LedgerRestoreTest, WhatIsOnAGpuThatThePodNoLongerHasIsDropped) {
+  const std::vector<LedgerGpu> gpus{{kGpu}, {GpuUuid{{4}}}};
+  ledger_.emplace(kLimits, gpus, 1000);
+  ledger_->KeepJournal();
+  Create(kApp, "first");
+  Create(kApp, "second", uint32_t{1} << protocol::kFlagGpuShift);
+  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+  ledger_.emplace(kLimits, gpus, 2000);
+  EXPECT_THAT(ledger_->Restore(keeper_.Dump(), pod_).dropped, IsEmpty());
+  EXPECT_EQ(ledger_->GpuOf("first"), 0U);
+  EXPECT_EQ(ledger_->GpuOf("second"), 1U);
+  EXPECT_EQ(ledger_->used_bytes(1), kPage);
+  EXPECT_THAT(RestartWith(keeper_.Dump()).dropped,
+              Contains(HasSubstr("of second: its GPU is number 1, but the pod has 1")));
+  EXPECT_TRUE(ledger_->StateOf("first"));
+  EXPECT_FALSE(ledger_->StateOf("second"));
+}
+
 TEST_F(LedgerRestoreTest, ADeclaredSignalKeepsItsPageAndItsRules) {
   pod_.signals.push_back({.name = "ready", .containers = {"app", "other"}, .writers = {"app"}});
   MakeDeclared();

@@ -239,6 +239,80 @@ TEST_F(LedgerTest, NamesAreTakenOnceAndFreedByDelete) {
   EXPECT_EQ(CodeOf(ledger_.Delete(kApp, "declared")), As(Code::kDenied));
 }
 
+// ---- several GPUs
+
+constexpr uint32_t OnGpu(uint32_t gpu) { return gpu << protocol::kFlagGpuShift; }
+
+class LedgerGpusTest : public LedgerTest {
+ protected:
+  LedgerGpusTest() {
+    ledger_ = Ledger(LedgerLimits{.pool_bytes = 2 * kPage, .granularity = kPage},
+                     {LedgerGpu{kGpu, 3 * kPage}, LedgerGpu{kSecond, 8 * kPage}}, kFirstGeneration);
+  }
+  Result<uint64_t> Offer(const std::string& name, uint32_t gpu, uint64_t bytes) {
+    Memory memory;
+    memory.transport = protocol::Transport::kCuIpc;
+    memory.size_bytes = memory.mapped_bytes = bytes;
+    memory.offerer_pid = 1;
+    memory.gpu = gpu;
+    return ledger_.Offer(kApp, name, Made(kApp), &memory, kNow);
+  }
+
+  const GpuUuid kSecond{{4, 5, 6}};
+};
+
+TEST_F(LedgerGpusTest, ADeclaredBufferIsOnItsGpuAndComesBackThereOnly) {
+  config::BufferSpec spec = Spec("kv");
+  spec.gpu = 1;
+  spec.on_writer_exit = config::OnWriterExit::kDrop;
+  Declare(spec);
+  EXPECT_EQ(ledger_.used_bytes(0), 0U);
+  EXPECT_EQ(ledger_.used_bytes(1), kPage);
+  EXPECT_EQ(AttachCode(kApp, "kv"), As(Code::kDenied)) << "it sees the first GPU";
+  ASSERT_TRUE(ledger_.Attach(kApp, "kv", Access::kReadWrite, 0, kSecond, kNow));
+  ledger_.EndClient(kApp.id);
+  EXPECT_EQ(ledger_.used_bytes(1), 0U);
+  const auto elsewhere = ledger_.BeginCreate(kApp, "kv", kPage, Made(kApp), 0);
+  ASSERT_EQ(CodeOf(elsewhere), As(Code::kInvalidArgument));
+  EXPECT_THAT(elsewhere.error().ToString(),
+              HasSubstr("declared for GPU 1 of the pod, not for GPU 0"));
+  EXPECT_TRUE(ledger_.BeginCreate(kApp, "kv", kPage, Made(kApp), OnGpu(1)));
+  spec.name = "third";
+  spec.gpu = 2;
+  EXPECT_EQ(CodeOf(ledger_.BeginDeclared(spec)), As(Code::kInvalidArgument));
+}
+
+TEST_F(LedgerGpusTest, EachPoolHasItsOwnRoom) {
+  Create(kApp, "a", OnGpu(1));
+  ASSERT_TRUE(Replace(kApp, "a"));
+  const auto lease = ledger_.Attach(kOther, "a", Access::kRead, 0, kSecond, kNow);
+  ASSERT_TRUE(lease);
+  ASSERT_TRUE(Replace(kApp, "a"));
+  EXPECT_EQ(ledger_.used_bytes(1), 2 * kPage);
+  const auto full = ledger_.BeginReplace(kApp, "a", 0, 0);
+  ASSERT_EQ(CodeOf(full), As(Code::kExhausted));
+  EXPECT_THAT(full.error().what(), HasSubstr("the pool on GPU 1 has 0 of"));
+  EXPECT_THAT(full.error().remedy(), HasSubstr("detach the old one"));
+  Create(kApp, "b", OnGpu(0));
+  const auto ticket = ledger_.BeginCreate(kApp, "c", kPage, Made(kApp), OnGpu(0));
+  ASSERT_TRUE(ticket);
+  EXPECT_EQ(ledger_.used_bytes(0), 2 * kPage);
+  ledger_.Abort(*ticket);
+  EXPECT_EQ(ledger_.used_bytes(0), kPage);
+}
+
+TEST_F(LedgerGpusTest, OffersHaveTheRoomOfTheirGpu) {
+  EXPECT_EQ(CodeOf(Offer("large", 0, 4 * kPage)), As(Code::kInvalidArgument));
+  EXPECT_TRUE(Offer("large", 1, 4 * kPage));
+  EXPECT_TRUE(Offer("small", 0, 3 * kPage));
+  const auto full = Offer("more", 0, kPage);
+  ASSERT_EQ(CodeOf(full), As(Code::kExhausted));
+  EXPECT_THAT(full.error().what(), HasSubstr("on it and GPU 0 has"));
+  ASSERT_TRUE(ledger_.Delete(kApp, "small"));
+  EXPECT_TRUE(Offer("more", 0, kPage));
+  EXPECT_EQ(ledger_.GpuOf("large"), 1U);
+}
+
 TEST_F(LedgerTest, DeletedMemoryStaysUntilItsLastLease) {
   Create(kApp, "a");
   const auto lease = Attach(kOther, "a");
