@@ -9,21 +9,18 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "contract/registry/reader.h"
 #include "platform/base/testing_code.h"
-#include "platform/daemon/process.h"
-#include "platform/driver/device.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/fake_plugin.h"
 #include "sidecar/broker/testing/raw_client.h"
@@ -33,7 +30,6 @@ namespace {
 
 using protocol::Kind;
 using protocol::LinkKind;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 using gpushm::testing::CodeOf;
@@ -487,7 +483,7 @@ TEST(GpusOfAPlugin, OneThatBreaksTheRulesIsAnError) {
 // A plugin that keeps buffers and generations, as far as a test needs it.
 class Keeper {
  public:
-  void Talk(int socket, int connection) {
+  void Talk(int socket) {
     {
       const std::lock_guard lock(mutex_);
       protocol::LinkWelcome welcome = WelcomeTo(1);
@@ -507,7 +503,6 @@ class Keeper {
     while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) Take(&message);
     const std::lock_guard lock(mutex_);
     if (socket_ == socket) socket_ = -1;
-    (void)connection;
   }
   void SayHealthOf(uint32_t gpu, bool lost) {
     const std::lock_guard lock(mutex_);
@@ -567,8 +562,7 @@ class GpusOfAKeeper : public ::testing::Test {
   const TempFolder folder_;
   const TempFolder link_;
   Keeper keeper_;
-  const Plugin plugin_{link_.path(),
-                       [this](int socket, int connection) { keeper_.Talk(socket, connection); }};
+  const Plugin plugin_{link_.path(), [this](int socket, int) { keeper_.Talk(socket); }};
   std::optional<BrokerProcess> broker_;
   std::optional<RawClient> client_;
 };

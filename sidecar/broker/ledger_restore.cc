@@ -141,6 +141,7 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
       Memory refused;
       refused.descriptor = std::move(given.memory);
       refused.blocks = std::move(given.blocks);
+      refused.gpu = stated.gpu < gpus_.size() ? stated.gpu : 0;
       freed_.push_back(std::move(refused));
       continue;
     }
