@@ -70,7 +70,8 @@ struct SegmentHeader {
   alignas(64) std::atomic<uint32_t> state;
   // Bit i: the pod's GPU number i is unhealthy. Readers that know one GPU only take any bit for it.
   std::atomic<uint32_t> device_lost;
-  // Grows by one after each change of a slot or of the two words above. Written with release.
+  std::atomic<uint32_t> gpus;  // Number of the pod's GPUs. 0 from older brokers, which have one.
+  // Grows by one after each change of a slot, of state or of device_lost. Written with release.
   alignas(64) std::atomic<uint64_t> table_version;
   // Changes after table_version; waiters sleep on it (FUTEX_WAIT, not private).
   std::atomic<uint32_t> wake_word;
@@ -82,6 +83,7 @@ struct SegmentHeader {
 static_assert(sizeof(SegmentHeader) == kHeaderSize);
 static_assert(offsetof(SegmentHeader, state) == 128);
 static_assert(offsetof(SegmentHeader, device_lost) == 132);
+static_assert(offsetof(SegmentHeader, gpus) == 136);
 static_assert(offsetof(SegmentHeader, table_version) == 192);
 static_assert(offsetof(SegmentHeader, wake_word) == 200);
 static_assert(offsetof(SegmentHeader, change_log) == 2048);

@@ -9,6 +9,7 @@
 // record that leaves this class was copied first and validated afterwards.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -19,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "contract/limits.h"
 #include "contract/registry/name_map.h"
 #include "contract/registry/record.h"
 #include "contract/registry/segment.h"
@@ -86,7 +88,17 @@ class RegistryReader {
 
   // The broker shut this segment down in good order and offers another one.
   bool retired() const { return header_->state.load(std::memory_order_acquire) != kStateReady; }
-  bool device_lost() const { return header_->device_lost.load(std::memory_order_acquire) != 0; }
+  // Whether that GPU of the pod is unhealthy; false for a number that no pod has.
+  bool device_lost(uint32_t gpu_number) const {
+    return gpu_number < limits::kPodGpus && (LostGpus() >> gpu_number & 1) != 0;
+  }
+  // Whether none of the pod's GPUs is healthy.
+  bool all_devices_lost() const {
+    const uint32_t gpus =
+        std::clamp(header_->gpus.load(std::memory_order_relaxed), 1U, limits::kPodGpus);
+    const uint32_t all = (uint32_t{1} << gpus) - 1;
+    return (LostGpus() & all) == all;
+  }
 
   const std::array<uint64_t, 2>& segment_id() const { return constants_.segment_id; }
   const HeaderConstants& constants() const { return constants_; }
@@ -95,6 +107,7 @@ class RegistryReader {
  private:
   RegistryReader(Mapping mapping, const void* address, const HeaderConstants& constants);
 
+  uint32_t LostGpus() const { return header_->device_lost.load(std::memory_order_acquire); }
   const std::byte* Slot(uint32_t slot) const { return slots_ + size_t{slot} * slot_stride_; }
   const Word& Version(uint32_t slot) const { return *reinterpret_cast<const Word*>(Slot(slot)); }
   const Word* Copies(uint32_t slot) const {

@@ -54,7 +54,8 @@ void MendRecords(std::byte* memory, const HeaderConstants& header) {
 
 void Exercise(const RegistryReader& reader) {
   static_cast<void>(reader.retired());
-  static_cast<void>(reader.device_lost());
+  static_cast<void>(reader.device_lost(0));
+  static_cast<void>(reader.all_devices_lost());
   static_cast<void>(reader.WaitForChange(reader.table_version(), Deadline::AfterMs(0)));
   static_cast<void>(reader.IsCurrent(Ref{.version = 2, .slot = 0xffffffff}));
   static_cast<void>(reader.Find("weights"));

@@ -59,7 +59,9 @@ class BasicSegmentWriter {
   }
 
   void Retire() { StoreHeaderWord(header_->state, kStateRetired); }
-  void SetDeviceLost(bool lost) { StoreHeaderWord(header_->device_lost, lost ? 1 : 0); }
+  // Before anybody reads it.
+  void SetGpus(uint32_t count) { header_->gpus.store(count, std::memory_order_relaxed); }
+  void SetLostGpus(uint32_t bits) { StoreHeaderWord(header_->device_lost, bits); }
 
   uint64_t table_version() const { return header_->table_version.load(std::memory_order_relaxed); }
   const HeaderConstants& constants() const { return constants_; }

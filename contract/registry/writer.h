@@ -46,7 +46,10 @@ class RegistryWriter {
   void Retire() { writer_.Retire(); }
 
   // Tells readers that the GPU is lost (or is back).
-  void SetDeviceLost(bool lost) { writer_.SetDeviceLost(lost); }
+  // The number of the pod's GPUs; 1 unless set. Before anybody reads it.
+  void SetGpus(uint32_t count) { writer_.SetGpus(count); }
+  // Bit i: the pod's GPU number i is unhealthy.
+  void SetLostGpus(uint32_t bits) { writer_.SetLostGpus(bits); }
 
   uint64_t table_version() const { return writer_.table_version(); }
   uint32_t slot_count() const { return writer_.constants().slot_count; }

@@ -86,7 +86,10 @@ Lease Attachment::lease() const {
   return lease_;
 }
 
-bool Attachment::device_lost() const { return LatestReader()->device_lost(); }
+bool Attachment::device_lost() const {
+  const RegistryHandle::Reader reader = LatestReader();
+  return page() != nullptr ? reader->all_devices_lost() : reader->device_lost(facts_.gpu_number);
+}
 
 RegistryHandle::Reader Attachment::LatestReader() const {
   const std::lock_guard lock(mutex_);

@@ -56,6 +56,7 @@ class Attachment {
     uint32_t blocks = 0;            // Allocations, if it is not one whole allocation.
     CUdevice device;
     GpuUuid gpu;
+    uint32_t gpu_number = 0;  // Of `gpu` among the pod's GPUs.
     CUdeviceptr address;
     bool unpublished;
     uint64_t peer_devices;
@@ -98,6 +99,7 @@ class Attachment {
   }
   // The current state of the name. 0 if the name is gone or this generation is unpublished.
   uint32_t State() const;
+  // Whether its GPU is unhealthy; of a page: all of the pod's are.
   bool device_lost() const;
 
   // Records what a look-up in `reader` found about this generation.

@@ -11,7 +11,7 @@ using gpushm::Result;
 namespace gpushm::client {
 namespace {
 
-// gpushm_create_options and gpushm_offer_options share these fields.
+// gpushm_create_options and gpushm_offer_options share these fields. `gpu` is read elsewhere.
 template <typename Options>
 Result<MakeOptions> ToMakeOptions(const Options& given) {
   if (given.writers > GPUSHM_WRITERS_ALL || given.one_writer > 1 ||
@@ -21,9 +21,6 @@ Result<MakeOptions> ToMakeOptions(const Options& given) {
                        ", on_writer_exit ", given.on_writer_exit),
                 "use the values of gpushm_writers and gpushm_on_writer_exit; "
                 "one_writer is 0 or 1");
-  }
-  if (auto valid = CheckReservedValue("gpu", given.gpu); !valid) {
-    return std::unexpected(valid.error());
   }
   return MakeOptions{.writers_all = given.writers == GPUSHM_WRITERS_ALL,
                      .one_writer = given.one_writer != 0,
@@ -60,6 +57,11 @@ Result<void> Make(bool replace, Client& client, const char* name, uint64_t size_
                 Concat("create_options.unpublished is ", given->unpublished), "set it to 0 or 1");
   }
   making->unpublished = given->unpublished != 0;
+  if (!replace && given->gpu >= limits::kPodGpus) {
+    return Fail(Code::kInvalidArgument, Concat("create_options.gpu is ", given->gpu),
+                "use the number of one of the pod's GPUs, 0 for the first");
+  }
+  if (!replace) making->gpu = given->gpu;
   if (auto valid = CheckReservedType("create_options.type", given->type); !valid) return valid;
   if (given->exist > GPUSHM_EXIST_REPLACE) {
     return Fail(Code::kUnsupported, Concat("create_options.exist is ", given->exist),
@@ -260,6 +262,7 @@ gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t add
     if (!given) return std::unexpected(given.error());
     const auto making = gc::ToMakeOptions(*given);
     if (!making) return std::unexpected(making.error());
+    if (auto valid = gc::CheckReservedValue("offer_options.gpu", given->gpu); !valid) return valid;
     if (given->allow_copy > 1 || given->reserved != 0) {
       return gpushm::Fail(gpushm::Code::kInvalidArgument,
                           Concat("offer_options: allow_copy is ", given->allow_copy,

@@ -51,6 +51,7 @@ gpushm_info ToInfo(const registry::BufferRecord& record) {
   std::memcpy(info.creator, &record.creator, sizeof info.creator);
   info.content_bytes = registry::ContentBytes(record);
   info.description_bytes = record.description_bytes;
+  info.gpu = record.gpu_number;
   return info;
 }
 
@@ -163,6 +164,27 @@ gpushm_status gpushm_list_holders(gpushm_client* client, const char* name, gpush
     const auto entries = c.Holders(*text, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
     if (!entries) return std::unexpected(entries.error());
     return gc::WriteArray(*entries, holders, capacity, count, *stride, gc::ToHolder);
+  });
+}
+
+gpushm_status gpushm_list_gpus(gpushm_client* client, gpushm_gpu_info* infos, size_t capacity,
+                               size_t* count) {
+  return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
+    const Result<size_t> stride = gc::Stride(infos, capacity, count, "infos[0]");
+    if (!stride) return std::unexpected(stride.error());
+    const auto gpus = c.Gpus(gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+    if (!gpus) return std::unexpected(gpus.error());
+    uint32_t number = 0;
+    return gc::WriteArray(*gpus, infos, capacity, count, *stride,
+                          [&](const gpushm::protocol::GpuEntry& entry) {
+                            gpushm_gpu_info info{};
+                            std::memcpy(info.gpu_uuid, entry.gpu_uuid.data(), sizeof info.gpu_uuid);
+                            info.pool_bytes = entry.pool_bytes;
+                            info.used_bytes = entry.used_bytes;
+                            info.gpu = number++;
+                            info.lost = entry.lost;
+                            return info;
+                          });
   });
 }
 

@@ -360,6 +360,18 @@ Result<Client::Seen> Client::Await(std::string_view name, const Judge& judge, co
   return seen;
 }
 
+namespace {
+
+// Whether its GPU is. A page needs any GPU, and so does a name that does not exist (null).
+bool IsLost(const registry::RegistryReader& reader, const BufferRecord* record) {
+  if (record == nullptr || (record->flags & registry::kRecordPage) != 0) {
+    return reader.all_devices_lost();
+  }
+  return reader.device_lost(record->gpu_number);
+}
+
+}  // namespace
+
 Result<Client::Seen> Client::LookUntil(std::string_view name, const Judge& judge, const Wait& wait,
                                        const Wanted& wanted, int64_t* sleeps_since_ns) {
   const std::string_view called = wanted.called.empty() ? name : wanted.called;
@@ -368,11 +380,11 @@ Result<Client::Seen> Client::LookUntil(std::string_view name, const Judge& judge
     const RegistryHandle::Reader reader = session_.registry().Share();
     const uint64_t version = reader->table_version();
     // Losing the GPU also changes the table version, so waiters below wake up.
-    if (reader->device_lost()) {
+    Result<registry::Found> found = reader->Find(name);
+    if (IsLost(*reader, found ? &found->record : nullptr)) {
       return Fail(Code::kDeviceLost, Concat("the GPU of ", quoted(), " is lost"),
                   "reset the GPU, or drain the node");
     }
-    Result<registry::Found> found = reader->Find(name);
     std::optional<Status> not_yet;
     if (found) {
       Verdict verdict = judge(found->record);
@@ -480,6 +492,35 @@ Result<protocol::BrokerInfoReply> Client::Broker(const Wait& wait) {
                                                  {.loss = Call::Loss::kRepeatable});
 }
 
+Result<std::vector<protocol::GpuEntry>> Client::Gpus(const Wait& wait) {
+  DoChores(wait.answer);
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
+    return std::unexpected(done.error());
+  }
+  if (session_.peer(*lock).version >= protocol::kGpusVersion) return AskForGpus(*lock, wait);
+  const auto broker = session_.Ask<protocol::BrokerInfoReply>(
+      *lock, Kind::kBrokerInfo, protocol::BrokerInfoRequest{}, wait.answer,
+      {.loss = Call::Loss::kRepeatable});
+  if (!broker) return std::unexpected(broker.error());
+  const bool lost = session_.registry().Share()->all_devices_lost();
+  return std::vector<protocol::GpuEntry>{{.gpu_uuid = broker->gpu_uuid,
+                                          .pool_bytes = broker->pool_bytes,
+                                          .used_bytes = broker->used_bytes,
+                                          .lost = lost ? 1U : 0U,
+                                          .reserved = 0}};
+}
+
+Result<std::vector<protocol::GpuEntry>> Client::AskForGpus(const SessionLock& lock,
+                                                           const Wait& wait) {
+  const auto reply = session_.Ask<protocol::GpusReply>(
+      lock, Kind::kGpus, protocol::GpusRequest{}, wait.answer, {.loss = Call::Loss::kRepeatable});
+  if (!reply) return std::unexpected(reply.error());
+  return std::vector<protocol::GpuEntry>(reply->entries.begin(),
+                                         reply->entries.begin() + reply->count);
+}
+
 // Attaching and detaching.
 
 namespace {
@@ -585,7 +626,7 @@ Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view 
                                       const AttachOptions& options, const Seen& seen,
                                       const Wait& wait) {
   const BufferRecord& record = seen.found.record;
-  if (seen.reader->device_lost()) {
+  if (IsLost(*seen.reader, &record)) {
     return Fail(Code::kDeviceLost,
                 Concat("the buffer's GPU ", GpuUuid{record.gpu}.ToString(), " is lost"),
                 "reset the GPU, or drain the node");
@@ -624,6 +665,7 @@ Result<Client::Grant> Client::RequestLease(const SessionLock& lock, std::string_
       {.loss = Call::Loss::kRepeatable, .received = &grant.descriptors});
   if (!reply) return std::unexpected(reply.error());
   grant.reply = *reply;
+  grant.gpu_number = record.gpu_number;
   // The registry shows blocks as transport vmm.
   const bool is_blocks = reply->transport == static_cast<uint32_t>(protocol::Transport::kBlocks) &&
                          record.transport == registry::Transport::kVmm;
@@ -787,6 +829,7 @@ Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name
                         .blocks = reply.blocks,
                         .device = peers.staged.value_or(device.device),
                         .gpu = device.uuid,
+                        .gpu_number = grant.gpu_number,
                         .address = address,
                         .unpublished = unpublished,
                         .peer_devices = peers.mapped_devices(),
@@ -929,6 +972,32 @@ Result<Attachment*> Client::Replace(std::string_view name, uint64_t size_bytes,
   return made;
 }
 
+Result<Client::Place> Client::PlaceOf(const SessionLock& lock, Kind kind, std::string_view name,
+                                      const MakeOptions& options, const Wait& wait) {
+  const Peer& peer = session_.peer(lock);
+  const Place first{.gpu = GpuUuid{peer.gpu_uuid}, .gpu_number = 0};
+  if (kind == Kind::kReplace) {
+    const auto found = session_.registry().Share()->Find(name);
+    if (!found) return first;  // The broker says why.
+    return Place{.gpu = GpuUuid{found->record.gpu}, .gpu_number = found->record.gpu_number};
+  }
+  if (options.gpu == 0) return first;
+  if (peer.version < protocol::kGpusVersion) {
+    return Fail(Code::kUnsupported,
+                Concat("gpu is ", options.gpu, ", but the pod's sidecar is older and has one GPU"),
+                "use gpu 0, or restart the pod with the sidecar of gpushm 0.2 or newer");
+  }
+  const auto gpus = AskForGpus(lock, wait);
+  if (!gpus) return std::unexpected(gpus.error());
+  if (options.gpu >= gpus->size()) {
+    return Fail(Code::kInvalidArgument,
+                Concat("gpu is ", options.gpu, ", but the pod has ", gpus->size(),
+                       gpus->size() == 1 ? " GPU" : " GPUs", ", numbered from 0"),
+                "use one of these, or give the pod more GPUs with gpushm.io/gpus");
+  }
+  return Place{.gpu = GpuUuid{(*gpus)[options.gpu].gpu_uuid}, .gpu_number = options.gpu};
+}
+
 Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size_bytes,
                                  const MakeOptions& options, bool attach, const Wait& wait) {
   if (auto valid = CheckMake(name, size_bytes, options, attach); !valid) {
@@ -940,9 +1009,11 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
   if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
     return std::unexpected(done.error());
   }
+  Result<Place> place = PlaceOf(*lock, kind, name, options, wait);
+  if (!place) return std::unexpected(place.error());
   DeviceInfo device;
   if (attach) {  // Fails before anything is made if this process cannot map the buffer.
-    Result<DeviceInfo> found = FindDevice(GpuUuid{session_.peer(*lock).gpu_uuid});
+    Result<DeviceInfo> found = FindDevice(place->gpu);
     if (!found) return std::unexpected(found.error());
     device = std::move(*found);
   }
@@ -956,7 +1027,8 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
   Result<protocol::AttachReply> reply = Fail(Code::kInternal, "no request was sent");
   if (kind == Kind::kCreate) {
     flags |= (options.writers_all ? protocol::kFlagWritersAll : 0) |
-             (options.one_writer ? protocol::kFlagOneWriter : 0);
+             (options.one_writer ? protocol::kFlagOneWriter : 0) |
+             options.gpu << protocol::kFlagGpuShift;
     const protocol::CreateRequest request{
         .name = protocol::ToNameField(name),
         .size_bytes = size_bytes,
@@ -981,6 +1053,15 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
                                 " an attachment"));
   }
   if (!attach) return nullptr;
+  if (kind == Kind::kReplace) {
+    // The name may have moved to another GPU before the request arrived.
+    const Place before = *place;
+    place = PlaceOf(*lock, kind, name, options, wait);
+    if (place && place->gpu != before.gpu) {
+      if (Result<DeviceInfo> found = FindDevice(place->gpu)) device = std::move(*found);
+    }
+  }
+  grant.gpu_number = place ? place->gpu_number : 0;
   Result<Attachment*> entered = Enter(*lock, name, Access::kReadWrite, device, options.unpublished,
                                       std::move(grant), /*seen=*/nullptr, wait);
   if (!entered && kind == Kind::kCreate && !options.unpublished) {

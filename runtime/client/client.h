@@ -79,6 +79,7 @@ struct MakeOptions {
   protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
   bool unpublished = false;
   bool until_unused = false;  // See protocol::kFlagUntilUnused; an older broker keeps the buffer.
+  uint32_t gpu = 0;           // Number among the pod's GPUs. A replacement stays where it is.
 };
 
 struct OfferOptions {
@@ -173,6 +174,8 @@ class Client final : private SessionObserver {
                                          const Wait& wait);
   Result<std::vector<protocol::HolderEntry>> Holders(std::string_view name, const Wait& wait);
   Result<protocol::BrokerInfoReply> Broker(const Wait& wait);
+  // The pod's, by number. An older broker has one.
+  Result<std::vector<protocol::GpuEntry>> Gpus(const Wait& wait);
 
   // ---- attachments
   Result<Attachment*> Attach(std::string_view name, const AttachOptions& options, const Wait& wait);
@@ -277,6 +280,7 @@ class Client final : private SessionObserver {
     protocol::AttachReply reply;
     std::vector<UniqueFd> descriptors;
     std::vector<uint64_t> block_bytes{};  // With transport kBlocks: one for each descriptor.
+    uint32_t gpu_number = 0;              // Of the memory's GPU among the pod's.
   };
 
   explicit Client(ClientOptions options);
@@ -291,6 +295,15 @@ class Client final : private SessionObserver {
   // `sleeps_since_ns` gets the time of the first wait; it stays 0 if there was none.
   Result<Seen> LookUntil(std::string_view name, const Judge& judge, const Wait& wait,
                          const Wanted& wanted, int64_t* sleeps_since_ns);
+
+  Result<std::vector<protocol::GpuEntry>> AskForGpus(const SessionLock& lock, const Wait& wait);
+  // Where a new buffer or generation will be.
+  struct Place {
+    GpuUuid gpu;
+    uint32_t gpu_number = 0;
+  };
+  Result<Place> PlaceOf(const SessionLock& lock, protocol::Kind kind, std::string_view name,
+                        const MakeOptions& options, const Wait& wait);
 
   // The GPU as this process sees it.
   Result<DeviceInfo> FindDevice(const GpuUuid& uuid);
@@ -339,8 +352,11 @@ class Client final : private SessionObserver {
              const Deadline& deadline);
   bool IsHeld(const Attachment* attachment) const;
 
+  // `gpu`: where the memory is. The copy is there, too, if it is one of the pod's.
   Result<OfferOutcome> OfferCopy(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
-                                 const OfferOptions& options, const Wait& wait);
+                                 const OfferOptions& options, const GpuUuid& gpu, const Wait& wait);
+  // Among the pod's GPUs; 0 if it is none of them.
+  Result<uint32_t> NumberOf(const GpuUuid& gpu, const Wait& wait);
   // An allocation in which offered memory lies.
   struct OfferedBlock {
     UniqueFd descriptor;

@@ -354,6 +354,66 @@ TEST_F(ClientTest, CreateReplacesWhatExists) {
   broker_->SetTwist(nullptr);
 }
 
+// Goal: one unhealthy GPU of two costs what is on it. A name that does not exist is on none, and is
+// waited for as long as one of them is healthy.
+TEST_F(ClientTest, OnlyWhatIsOnTheLostGpuIsLost) {
+  broker_->Add("first", 5, kMiB, api_);
+  broker_->Add("second", 6, kMiB, api_);
+  broker_->SetGpuOf("second", 1);
+  broker_->SetGpus(2, /*lost=*/0);
+  Open();
+  gpushm_attachment* const first = Attach("first");
+  gpushm_attachment* const second = Attach("second");
+  ASSERT_NE(first, nullptr);
+  ASSERT_NE(second, nullptr);
+  const auto status_of = [](const gpushm_attachment* attachment) {
+    auto info = Sized<gpushm_attachment_info>();
+    EXPECT_EQ(gpushm_attachment_get_info(attachment, &info), GPUSHM_OK);
+    return info.status;
+  };
+  broker_->SetGpus(2, /*lost=*/2);
+  EXPECT_EQ(status_of(first), GPUSHM_OK);
+  EXPECT_EQ(status_of(second), GPUSHM_DEVICE_LOST);
+  EXPECT_NE(Attach("first"), nullptr);
+  EXPECT_EQ(Attach("second"), nullptr);
+  EXPECT_EQ(status_, GPUSHM_DEVICE_LOST);
+  Attach("third", GPUSHM_ACCESS_READ, 20);
+  EXPECT_EQ(status_, GPUSHM_TIMEOUT);
+  broker_->SetGpus(2, /*lost=*/3);
+  EXPECT_EQ(status_of(first), GPUSHM_DEVICE_LOST);
+  Attach("third");
+  EXPECT_EQ(status_, GPUSHM_DEVICE_LOST);
+  broker_->SetGpus(2, /*lost=*/0);
+  EXPECT_EQ(status_of(second), GPUSHM_OK);
+}
+
+TEST_F(ClientTest, TellsThePodsGpus) {
+  const auto list = [this] {
+    std::vector<gpushm_gpu_info> gpus(16, Sized<gpushm_gpu_info>());
+    size_t count = 0;
+    EXPECT_EQ(gpushm_list_gpus(client_.get(), gpus.data(), gpus.size(), &count), GPUSHM_OK);
+    gpus.resize(count);
+    return gpus;
+  };
+  broker_->SetGpus(1, /*lost=*/1);
+  Open();
+  ASSERT_EQ(list().size(), 1U) << "an older broker has one";
+  EXPECT_EQ(list()[0].lost, 1U);
+  EXPECT_EQ(broker_->requests(protocol::Kind::kGpus), 0U) << "it does not know the request";
+  client_.reset();
+  broker_->Speak(protocol::kGpusVersion);
+  broker_->SetGpus(3, /*lost=*/0);
+  Open();
+  ASSERT_EQ(list().size(), 3U);
+  EXPECT_EQ(list()[2].gpu, 2U);
+  auto options = Sized<gpushm_create_options>();
+  options.gpu = 3;
+  EXPECT_EQ(gpushm_create(client_.get(), "new", kMiB, &options, nullptr), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_THAT(gpushm_last_error()->what, HasSubstr("gpu is 3, but the pod has 3 GPUs"));
+  options.gpu = 2;
+  EXPECT_EQ(gpushm_create(client_.get(), "new", kMiB, &options, nullptr), GPUSHM_OK);
+}
+
 TEST_F(ClientTest, RefusesWhatALaterVersionMaySupport) {
   Open();
   using Options = gpushm_create_options;

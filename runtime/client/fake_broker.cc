@@ -129,6 +129,20 @@ void FakeBroker::SetState(const std::string& name, registry::BufferState state) 
   (void)registry_->Update(buffer.slot, buffer.record);
 }
 
+void FakeBroker::SetGpus(uint32_t count, uint32_t lost) {
+  const std::lock_guard lock(mutex_);
+  gpus_ = count;
+  registry_->SetGpus(count);
+  registry_->SetLostGpus(lost);
+}
+
+void FakeBroker::SetGpuOf(const std::string& name, uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  Buffer& buffer = buffers_.at(name);
+  buffer.record.gpu_number = number;
+  (void)registry_->Update(buffer.slot, buffer.record);
+}
+
 void FakeBroker::SetGeneration(const std::string& name, uint64_t generation) {
   const std::lock_guard lock(mutex_);
   Buffer& buffer = buffers_.at(name);
@@ -268,6 +282,11 @@ void FakeBroker::Answer(const FakeRequest& request, Connection* connection, Fake
       body.container = protocol::ToNameField("decoder");
       body.epoch = epoch_;
       body.version = 1;
+      return Fill(request, body, reply);
+    }
+    case Kind::kGpus: {
+      protocol::GpusReply body{};
+      for (; body.count < gpus_; ++body.count) body.entries[body.count].gpu_uuid = gpu_.bytes;
       return Fill(request, body, reply);
     }
     case Kind::kCounters:

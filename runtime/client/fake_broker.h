@@ -68,6 +68,11 @@ class FakeBroker {
            registry::BufferState state = registry::BufferState::kReady);
   void AddCuIpc(const std::string& name, uint64_t generation, int32_t offerer_pid);
   void SetState(const std::string& name, registry::BufferState state);
+  // From now on the pod has that many GPUs, of which bit i of `lost` says that number i is
+  // unhealthy. All have the same UUID.
+  void SetGpus(uint32_t count, uint32_t lost);
+  // As if it were on that GPU.
+  void SetGpuOf(const std::string& name, uint32_t number);
   void SetGeneration(const std::string& name, uint64_t generation);
   void Remove(const std::string& name);
 
@@ -119,6 +124,7 @@ class FakeBroker {
   std::unique_ptr<registry::RegistryWriter> registry_;
   std::map<std::string, Buffer> buffers_;
   std::map<uint64_t, FakeLease> leases_;
+  uint32_t gpus_ = 1;
   uint16_t version_ = 1;
   std::map<uint64_t, WritableSegment> pages_;  // By client.
   bool keeps_clients_ = false;

@@ -1,4 +1,5 @@
 // Offering memory that the application already has.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -265,7 +266,21 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
     }
   }
   if (!options.allow_copy) return std::unexpected(reason);
-  return OfferCopy(name, address, size_bytes, options, wait);
+  return OfferCopy(name, address, size_bytes, options, *gpu, wait);
+}
+
+Result<uint32_t> Client::NumberOf(const GpuUuid& gpu, const Wait& wait) {
+  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  if (auto ready = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !ready) {
+    return std::unexpected(ready.error());
+  }
+  const Peer& peer = session_.peer(*lock);
+  if (peer.gpu_uuid == gpu.bytes || peer.version < protocol::kGpusVersion) return 0;
+  const auto gpus = AskForGpus(*lock, wait);
+  if (!gpus) return std::unexpected(gpus.error());
+  const auto found = std::ranges::find(*gpus, gpu.bytes, &protocol::GpuEntry::gpu_uuid);
+  return found == gpus->end() ? 0 : static_cast<uint32_t>(found - gpus->begin());
 }
 
 Result<uint64_t> Client::SendOffer(const protocol::OfferRequest& request,
@@ -363,7 +378,7 @@ Result<OfferUse> Client::UseOfOffer(std::string_view name, uint64_t generation, 
 
 Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr address,
                                        uint64_t size_bytes, const OfferOptions& options,
-                                       const Wait& wait) {
+                                       const GpuUuid& gpu, const Wait& wait) {
   const CudaApi& api = **Driver();
   CUcontext context = nullptr;
   if (api.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr) {
@@ -373,8 +388,11 @@ Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr addres
   if (options.stream == nullptr) {
     if (auto done = AwaitContexts(api, address); !done) return std::unexpected(done.error());
   }
+  const Result<uint32_t> number = NumberOf(gpu, wait);
+  if (!number) return std::unexpected(number.error());
   MakeOptions making = options.make;
   making.unpublished = true;
+  making.gpu = *number;
   const Result<Attachment*> made =
       Make(Kind::kCreate, name, size_bytes, making, /*attach=*/true, wait);
   if (!made) return std::unexpected(made.error());

@@ -53,16 +53,23 @@ Result<void> MakeFolder(const std::string& path) {
 }  // namespace
 
 Broker::Broker(EventLoop* loop, BrokerOptions options) : loop_(loop), options_(std::move(options)) {
+  AddDriver();
+}
+
+void Broker::AddDriver() {
   // The name appears in thread-hangs.
-  driver_worker_.Run([] { prctl(PR_SET_NAME, "gpushm-driver"); });
+  const std::string name =
+      drivers_.empty() ? "gpushm-driver" : Concat("gpushm-driver", drivers_.size());
+  drivers_.push_back(std::make_unique<Worker>());
+  drivers_.back()->Run([name] { prctl(PR_SET_NAME, name.c_str()); });
 }
 
 Broker::~Broker() {
   // A driver call, or closing memory, may hang. The process ends now anyway, and the kernel closes.
-  driver_worker_.Abandon();
+  for (const auto& driver : drivers_) driver->Abandon();
   file_loads_.reset();
   transfers_.reset();
-  releases_.reset();
+  for (PodGpu& gpu : gpus_) gpu.releases.reset();
   if (children_) children_->EndAll(kChildrenEndMs);
   if (counters_) counters_->Publish();
   link_.reset();
@@ -85,10 +92,10 @@ Broker::~Broker() {
 
 // ---- start
 
-// Runs a call during the start on the driver's thread, like every call of libcuda. So a hanging GPU
-// leads to an error and not to a broker that never answers.
+// Runs a call during the start on the thread of a GPU's driver, like every call of libcuda. So a
+// hanging GPU leads to an error and not to a broker that never answers.
 template <typename Answer>
-Answer Broker::OnDriver(std::string_view what, std::function<Answer()> call) {
+Answer Broker::OnDriver(uint32_t gpu, std::string_view what, std::function<Answer()> call) {
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
@@ -96,7 +103,7 @@ Answer Broker::OnDriver(std::string_view what, std::function<Answer()> call) {
   };
   const auto shared = std::make_shared<Shared>();
   ++driver_calls_;
-  driver_worker_.Run([shared, call = std::move(call)] {
+  drivers_.at(gpu)->Run([shared, call = std::move(call)] {
     Answer answer = call();
     const std::lock_guard lock(shared->mutex);
     shared->answer.emplace(std::move(answer));
@@ -106,7 +113,9 @@ Answer Broker::OnDriver(std::string_view what, std::function<Answer()> call) {
   if (!shared->changed.wait_for(lock, std::chrono::milliseconds(options_.start_timeout_ms),
                                 [&] { return shared->answer.has_value(); })) {
     return Fail(Code::kTimeout,
-                Concat("the driver did not ", what, " within ", options_.start_timeout_ms, " ms"),
+                Concat("the driver did not ", what,
+                       gpus_.size() > 1 ? Concat(" on GPU ", gpu) : std::string(), " within ",
+                       options_.start_timeout_ms, " ms"),
                 "check nvidia-smi and the node's kernel log for a hanging GPU");
   }
   --driver_calls_;
@@ -129,18 +138,12 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   if (auto r = broker->PutCudaIpc(); !r) return std::unexpected(r.error());
   Link::Greeting greeting;
   if (auto r = broker->MeetPlugin(&greeting); !r) return std::unexpected(r.error());
-  if (auto r = broker->OpenGpu(); !r) return std::unexpected(r.error());
-  const DeviceInfo& device = broker->gpu_->info();
-  broker->ledger_.emplace(LedgerLimits{.pool_bytes = config.pool_bytes,
-                                       .granted_bytes = greeting.welcome.pool_bytes,
-                                       .gpu_bytes = device.total_bytes,
-                                       .granularity = device.granularity,
-                                       .containers = broker->CountContainers()},
-                          device.uuid, broker->epoch_);
-  broker->ledger_->SetLoaders({broker->options_.loaders.begin(), broker->options_.loaders.end()});
+  if (auto r = broker->OpenGpus(); !r) return std::unexpected(r.error());
+  broker->MakeLedger(greeting.welcome.pool_bytes);
   auto registry = registry::RegistryWriter::Create(limits::kBuffers, broker->epoch_ - 1);
   if (!registry) return std::unexpected(registry.error());
   broker->registry_ = std::move(*registry);
+  broker->registry_->SetGpus(broker->ledger_->gpu_count());
   broker->MakeTransfers();
   broker->MakeReleases();
   broker->server_.emplace(loop, static_cast<Handler*>(broker.get()));
@@ -150,43 +153,79 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   if (auto r = broker->ListenAll(); !r) return std::unexpected(r.error());
   if (auto r = broker->MakeCounters(); !r) return std::unexpected(r.error());
   broker->RestoreClients(std::move(greeting.clients));
-  if (auto r = broker->RunLink(greeting.welcome.device_lost == 1); !r) {
-    return std::unexpected(r.error());
-  }
+  if (auto r = broker->RunLink(greeting.gpus); !r) return std::unexpected(r.error());
   broker->StartFileLoads();
   const int64_t took_ns = MonotonicNs() - started_ns;
   broker->counters_->SetReady(took_ns);
+  for (uint32_t number = 1; number < broker->gpus_.size(); ++number) {
+    const DeviceInfo& info = broker->gpus_[number].gpu.info();
+    LogInfo("ready-gpu", {{"number", number},
+                          {"gpu", info.uuid.ToString()},
+                          {"gpu_name", info.name},
+                          {"pool_bytes", config.pool_bytes},
+                          {"used_bytes", broker->ledger_->used_bytes(number)}});
+  }
+  const Gpu& first = broker->gpus_.front().gpu;
   LogInfo("ready", {{"pod", broker->options_.pod},
-                    {"gpu", device.uuid.ToString()},
-                    {"gpu_name", device.name},
-                    {"simulated", broker->gpu_->simulated()},
+                    {"gpu", first.info().uuid.ToString()},
+                    {"gpu_name", first.info().name},
+                    {"simulated", first.simulated()},
                     {"buffers", broker->ledger_->buffer_count()},
                     {"pool_bytes", config.pool_bytes},
-                    {"used_bytes", broker->ledger_->used_bytes()},
+                    {"used_bytes", broker->ledger_->used_bytes(0)},
                     {"folder", config.folder},
                     {"took_ms", took_ns / 1'000'000}});
   return broker;
 }
 
-Result<void> Broker::OpenGpu() {
+Result<void> Broker::OpenGpus() {
   const config::BrokerConfig& config = options_.config;
-  Result<Gpu> gpu = OnDriver<Result<Gpu>>(
-      "find its GPUs",
-      [folder = options_.driver_folder, choice = config.gpu] { return Gpu::Open(folder, choice); });
-  if (!gpu) return std::unexpected(gpu.error());
-  gpu_ = std::move(*gpu);
-  if (config.pool_bytes <= gpu_->info().total_bytes) return {};
-  return Fail(Code::kExhausted,
-              Concat("the pool of ", config.pool_bytes, " bytes is more than the memory of ",
-                     gpu_->info().name, ": ", gpu_->info().total_bytes),
-              "use a smaller pool, or choose a larger GPU");
+  // The plugin may give more than the pod says.
+  const uint32_t count = std::max(config.pod.gpus, static_cast<uint32_t>(config.gpus.size()));
+  Result<std::vector<Gpu>> gpus = OnDriver<Result<std::vector<Gpu>>>(
+      0, "find its GPUs", [folder = options_.driver_folder, choices = config.gpus, count] {
+        return Gpu::Open(folder, choices, count);
+      });
+  if (!gpus) return std::unexpected(gpus.error());
+  for (Gpu& gpu : *gpus) {
+    if (config.pool_bytes > gpu.info().total_bytes) {
+      return Fail(Code::kExhausted,
+                  Concat("the pool of ", config.pool_bytes, " bytes is more than the memory of ",
+                         gpu.info().name, ": ", gpu.info().total_bytes),
+                  "use a smaller pool, or choose a larger GPU");
+    }
+    if (!gpus_.empty()) AddDriver();
+    gpus_.push_back({.gpu = std::move(gpu)});
+  }
+  return {};
+}
+
+void Broker::MakeLedger(uint64_t granted_bytes) {
+  std::vector<LedgerGpu> gpus;
+  uint64_t granularity = 1;
+  for (const PodGpu& gpu : gpus_) {
+    const DeviceInfo& info = gpu.gpu.info();
+    gpus.push_back({.uuid = info.uuid, .total_bytes = info.total_bytes});
+    granularity = std::max(granularity, info.granularity);
+  }
+  ledger_.emplace(LedgerLimits{.pool_bytes = options_.config.pool_bytes,
+                               .granted_bytes = granted_bytes,
+                               .granularity = granularity,
+                               .containers = CountContainers()},
+                  gpus, epoch_);
+  ledger_->SetLoaders({options_.loaders.begin(), options_.loaders.end()});
+}
+
+size_t Broker::ContextsAtOnce() const {
+  return std::clamp<uint64_t>(options_.memory_limit_bytes / kContextHostBytes, 1, gpus_.size());
 }
 
 void Broker::MakeTransfers() {
   transfers_.emplace(
       loop_, children_.get(),
       Transfers::Settings{.driver_folder = options_.driver_folder,
-                          .device = gpu_->info().device,
+                          .gpus = ChildArguments(),
+                          .at_once = ContextsAtOnce(),
                           .stall_ms = options_.transfer_stall_ms},
       Transfers::Events{
           .on_progress =
@@ -239,14 +278,29 @@ void Broker::OnTransferEnded(const std::string& name, protocol::Direction direct
   }
 }
 
+std::vector<std::vector<std::string>> Broker::ChildArguments() const {
+  std::vector<std::vector<std::string>> arguments;
+  for (const PodGpu& gpu : gpus_) arguments.push_back(gpu.gpu.ChildArguments());
+  return arguments;
+}
+
 void Broker::MakeReleases() {
-  releases_.emplace(loop_, children_.get(),
-                    Releases::Settings{.driver_folder = options_.driver_folder,
-                                       .device = gpu_->info().device,
-                                       .first_die = options_.first_releasers_die},
-                    [this](const Releases::Word& word) {
-                      return ledger_->FindWord(word.signal, word.generation);
-                    });
+  const auto has_room = [this] {
+    const auto running = std::ranges::count_if(
+        gpus_, [](const PodGpu& gpu) { return gpu.releases && gpu.releases->is_running(); });
+    return static_cast<size_t>(running) < ContextsAtOnce();
+  };
+  for (PodGpu& gpu : gpus_) {
+    gpu.releases =
+        std::make_unique<Releases>(loop_, children_.get(),
+                                   Releases::Settings{.driver_folder = options_.driver_folder,
+                                                      .gpu = gpu.gpu.ChildArguments(),
+                                                      .has_room = has_room,
+                                                      .first_die = options_.first_releasers_die},
+                                   [this](const Releases::Word& word) {
+                                     return ledger_->FindWord(word.signal, word.generation);
+                                   });
+  }
 }
 
 // The flock keeps a second broker out, and is released with the process however it ends. The folder
@@ -345,9 +399,11 @@ Result<void> Broker::MakeDeclared(const std::set<std::string>& settled) {
     if (settled.contains(spec.name)) continue;
     const Result<Ledger::Ticket> ticket = ledger_->BeginDeclared(spec);
     if (!ticket) return std::unexpected(ticket.error());
-    Result<UniqueFd> descriptor = OnDriver<Result<UniqueFd>>(
-        Concat("make \"", spec.name, '"'),
-        [gpu = *gpu_, bytes = ticket->mapped_bytes] { return gpu.Allocate(bytes); });
+    Result<UniqueFd> descriptor =
+        OnDriver<Result<UniqueFd>>(ticket->gpu, Concat("make \"", spec.name, '"'),
+                                   [gpu = gpus_.at(ticket->gpu).gpu, bytes = ticket->mapped_bytes] {
+                                     return gpu.Allocate(bytes);
+                                   });
     if (!descriptor) {
       ledger_->Abort(*ticket);
       return std::unexpected(descriptor.error().WithContext(Concat("buffer \"", spec.name, '"')));
@@ -439,7 +495,7 @@ void Broker::StartFileLoads() {
   file_loads_.emplace(
       loop_, children_.get(),
       FileLoads::Settings{.driver_folder = options_.driver_folder,
-                          .device = gpu_->info().device,
+                          .gpus = ChildArguments(),
                           .hang_ms = options_.transfer_stall_ms / 6},
       FileLoads::Events{.is_wanted =
                             [this](const std::string& buffer) {
@@ -453,12 +509,13 @@ void Broker::StartFileLoads() {
     if (spec.file.empty()) continue;
     const std::string_view volume = spec.FileVolume();
     file_loads_->Add({.buffer = spec.name,
+                      .gpu = ledger_->GpuOf(spec.name).value_or(spec.gpu),
                       .folder = volume.empty() ? "" : Concat(options_.files_folder, '/', volume),
                       .path = std::string(spec.FilePath())});
   }
 }
 
-// Fails with kBusy if another load runs; files load one after the other.
+// Fails with kBusy if another load runs on that GPU; its files load one after the other.
 Result<void> Broker::LoadFile(const std::string& buffer, OpenedFile* file) {
   const auto started =
       StartTransfer(Client{}, {.buffer = buffer, .direction = protocol::Direction::kLoad}, file);
@@ -485,7 +542,7 @@ void Broker::Apply() {
     // Pooled memory is GPU memory that others wait for, so it must not queue behind what clients
     // made.
     for (UniqueFd& descriptor : memory.TakeDescriptors()) {
-      (memory.pooled ? driver_worker_ : closer_).Close(std::move(descriptor));
+      (memory.pooled ? *drivers_.at(memory.gpu) : closer_).Close(std::move(descriptor));
     }
   }
   if (!changes.empty() && options_.config.host_ipc) WriteHostListSoon();

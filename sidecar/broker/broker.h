@@ -2,8 +2,8 @@
 // (which decides), the registry (which peers read), the server (which takes requests), the GPU and
 // the transfers.
 //
-// Order of a start: lock the folder; take a generation block; ask the plugin for the GPU and for
-// what an earlier broker had; open the GPU; restore that state; make the declared buffers and
+// Order of a start: lock the folder; take a generation block; ask the plugin for the GPUs and for
+// what an earlier broker had; open the GPUs; restore that state; make the declared buffers and
 // signals that are missing; show everything in the registry; listen; accept the earlier broker's
 // clients again. A client that can connect finds everything that was declared.
 //
@@ -44,6 +44,10 @@
 #include "sidecar/broker/transfer.h"
 
 namespace gpushm::broker {
+
+// Host memory for a child that makes a context. The injector adds as much to pods that load
+// something. If the kernel kills such a child for memory, it may kill the broker too.
+inline constexpr uint64_t kContextHostBytes = uint64_t{512} << 20;
 
 // Threads for closing descriptors. A client can send a descriptor whose close blocks such a thread.
 inline constexpr size_t kCloserThreads = 8;
@@ -97,14 +101,18 @@ class Broker : private Handler {
   Result<void> PutCudaIpc() const;
   static Result<void> PutFile(const std::filesystem::path& from, const std::string& folder);
   template <typename Answer>
-  Answer OnDriver(std::string_view what, std::function<Answer()> call);
+  Answer OnDriver(uint32_t gpu, std::string_view what, std::function<Answer()> call);
   Result<void> MeetPlugin(Link::Greeting* greeting);
-  Result<void> OpenGpu();
+  Result<void> TakeGpus(const Link::Greeting& greeting);
+  Result<void> OpenGpus();
+  void AddDriver();
+  void MakeLedger(uint64_t granted_bytes);
   void MakeTransfers();
+  std::vector<std::vector<std::string>> ChildArguments() const;  // By number.
   void MakeReleases();
   void Restore(Ledger::Kept kept, std::set<std::string>* settled);
   void RestoreClients(std::vector<Link::Greeting::Client> clients);
-  Result<void> RunLink(bool device_lost);
+  Result<void> RunLink(const std::vector<Link::Greeting::Gpu>& gpus);
   Result<void> MakeDeclared(const std::set<std::string>& settled);
   Result<void> MakeDeclaredSignals(const std::set<std::string>& settled);
   Result<void> ListenAll();
@@ -149,8 +157,21 @@ class Broker : private Handler {
   Result<void> OnMakePage(Request& request);
   Result<void> OnAlarm(Request& request);
 
-  // Allocates on the driver's thread, then commits and replies.
-  void Allocate(const Ledger::Ticket& ticket, const ReplyTo& to);
+  // Fails with kDeviceLost if that GPU is unhealthy.
+  Result<void> CheckGpu(uint32_t gpu) const;
+  // The same for the memory of that name. A page needs any GPU that is healthy, and so does a name
+  // that does not exist, which fails for that reason.
+  Result<void> CheckGpuOf(const std::string& name) const;
+  Result<void> CheckAnyGpu() const;
+  // The pod's GPU with that UUID; nullopt if it is not one of them.
+  std::optional<uint32_t> FindGpu(const std::array<uint8_t, 16>& uuid) const;
+  // "GPU 0, GPU-..., and GPU 1, GPU-..."; without the number if there is one.
+  std::string NamesOfGpus() const;
+  // How many children may have a context at the same time, as far as the sidecar's memory goes.
+  size_t ContextsAtOnce() const;
+
+  // Allocates on the thread of the GPU's driver, then commits and replies.
+  Result<void> Allocate(const Ledger::Ticket& ticket, const ReplyTo& to);
   void Allocated(const Ledger::Ticket& ticket, const ReplyTo& to, Result<UniqueFd> descriptor);
   void ReplyGrant(const Client& client, const ReplyTo& to, const Grant& grant);
   // `job` does not have its memory set yet. `file` is set for the broker's own load and null
@@ -176,7 +197,7 @@ class Broker : private Handler {
   // the statements that name them.
   std::optional<Statement> NextStatement();
   void OnStated(const Statement& statement);
-  void OnDevice(bool lost, std::string_view reason);
+  void OnDevice(uint32_t gpu, bool lost, std::string_view reason);
   void ShowChange(const Change& change);
   void WriteHostListSoon();
   void PublishCountersSoon();
@@ -187,16 +208,22 @@ class Broker : private Handler {
   BrokerOptions options_;
   UniqueFd lock_;
   uint64_t epoch_ = 0;  // Also the first generation number of this broker.
-  std::optional<Gpu> gpu_;
+  struct PodGpu {
+    Gpu gpu;
+    bool lost = false;
+    std::unique_ptr<Releases> releases = {};
+  };
+  std::vector<PodGpu> gpus_;  // By number.
   std::optional<Ledger> ledger_;
   std::optional<registry::RegistryWriter> registry_;
   std::map<std::string, uint32_t> slots_;  // Registry slots by name.
-  Worker driver_worker_;
+  // For the calls of libcuda, and for closing memory: one for each GPU, so that one that hangs
+  // holds up nobody who uses the others. The first one also finds the GPUs.
+  std::vector<std::unique_ptr<Worker>> drivers_;
   Worker closer_{kCloserThreads};
   std::unique_ptr<Children> children_;
   std::optional<Transfers> transfers_;
   std::optional<FileLoads> file_loads_;
-  std::optional<Releases> releases_;
   std::optional<Server> server_;
   std::optional<CounterBook> counters_;
   std::optional<Link> link_;
@@ -204,8 +231,7 @@ class Broker : private Handler {
   std::set<uint64_t> announced_;                   // Clients that the plugin knows.
   std::map<uint64_t, std::vector<Block>> staged_;  // By client, for its next offer.
   Ledger::Cursor stated_;  // Position in the full state while link_ is stating it.
-  bool device_lost_ = false;
-  int driver_calls_ = 0;  // Number of calls in progress.
+  int driver_calls_ = 0;   // Number of calls in progress.
   bool host_list_due_ = false;
   bool counters_due_ = false;
   status::MpsState mps_state_;  // The last that gpushm-mps wrote.

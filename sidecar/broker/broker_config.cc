@@ -17,9 +17,10 @@ constexpr std::array<KeyInfo, 10> kBrokerKeys = {{
      "{buffers.gpushm.io/weights: 8Gi}"},
     {"containers", "", "list of names", "any", "The containers that the broker serves.",
      "[decoder, model]"},
-    {"pool", "", "quantity", "the sum for the annotations", "Bytes that the broker may allocate.",
-     "16Gi"},
-    {"gpu", "", "UUID or index", "the only one", "The GPU to use.", "0"},
+    {"pool", "", "quantity", "the sum for the annotations",
+     "Bytes that the broker may allocate, on each GPU.", "16Gi"},
+    {"gpu", "", "UUID or index, or a list of them", "the visible ones, if they are as many",
+     "The GPU to use. With gpushm.io/gpus, a list of as many, in the order of their numbers.", "0"},
     {"folder", "", "absolute path", "/run/gpushm",
      "Folder in which the broker makes one subfolder with a socket for each container.",
      "/run/gpushm"},
@@ -47,6 +48,7 @@ class FileReader {
  private:
   void Field(const YamlNode& key, const YamlNode& value);
   void Containers(const YamlNode& value);
+  void Gpus(const YamlNode& value);
   void Pool(const YamlNode& value);
   void PodUid(const YamlNode& value);
   void ReadPod(const YamlNode& root);
@@ -64,7 +66,7 @@ void FileReader::Field(const YamlNode& key, const YamlNode& value) {
   if (name == "pod-uid") return PodUid(value);
   if (name == "log") return file_.Log(value, config_.log);
   if (name == "gpu") {
-    config_.gpu = file_.Gpu(value, "gpu");
+    Gpus(value);
   } else if (name == "folder") {
     config_.folder = file_.Path(value, "folder", kSocketPathBytes).value_or(config_.folder);
   } else if (name == "link") {
@@ -81,6 +83,20 @@ void FileReader::Field(const YamlNode& key, const YamlNode& value) {
 void FileReader::Containers(const YamlNode& value) {
   auto names = file_.ContainerNames(value, "containers", "any container", limits::kContainers);
   if (!names.empty()) config_.containers = std::move(names);
+}
+
+void FileReader::Gpus(const YamlNode& value) {
+  if (value.kind != YamlNode::Kind::kSequence) {
+    if (auto gpu = file_.Gpu(value, "gpu")) config_.gpus = {*std::move(gpu)};
+    return;
+  }
+  const auto* const items = file_.List(value, "gpu", "the visible GPUs");
+  if (items == nullptr) return;
+  for (size_t i = 0; i < items->size(); ++i) {
+    if (auto gpu = file_.Gpu((*items)[i], Concat("gpu[", i, "]"))) {
+      config_.gpus.push_back(*std::move(gpu));
+    }
+  }
 }
 
 void FileReader::Pool(const YamlNode& value) {
@@ -117,13 +133,15 @@ void FileReader::ReadPod(const YamlNode& root) {
 
 // Checks rules that involve more than one key.
 void FileReader::CheckTogether(const YamlNode& root) {
-  const uint64_t needed = PoolBytes(config_.pod);
+  const uint64_t needed = PoolBytes(config_.pod, FullestGpu(config_.pod));
   if (!config_.pool_given) {
     config_.pool_bytes = needed;
   } else if (config_.pool_bytes < needed) {
     file_.Fail(*Find(root, "pool"), "pool",
                Concat(FormatBytes(config_.pool_bytes), " is less than the ", FormatBytes(needed),
-                      " that the annotations need in total"),
+                      " that the annotations need ",
+                      config_.pod.gpus == 1 ? "in total"
+                                            : Concat("in total on GPU ", FullestGpu(config_.pod))),
                Concat("pool: ", FormatBytes(needed)));
   }
   config_.host_ipc = host_ipc_.value_or(config_.pod.host_ipc);
@@ -147,6 +165,15 @@ OrErrors<BrokerConfig> FileReader::Read() {
 }
 
 }  // namespace
+
+Result<void> CheckGpus(const BrokerConfig& config) {
+  const size_t named = config.gpus.size();
+  if (named == 0 || named == config.pod.gpus) return {};
+  return Fail(Code::kInvalidArgument,
+              Concat("gpu: ", named, named == 1 ? " GPU is" : " GPUs are", " named, but ", kGpusKey,
+                     " is ", config.pod.gpus),
+              "name as many, for example --gpu 0 --gpu 1, or leave them out");
+}
 
 std::span<const KeyInfo> BrokerKeys() { return kBrokerKeys; }
 

@@ -21,9 +21,9 @@ namespace gpushm::config {
 struct BrokerConfig {
   PodSpec pod;                                         // annotations:
   std::optional<std::vector<std::string>> containers;  // containers:, as listed
-  uint64_t pool_bytes = 0;                             // pool:, or the sum for `pod` (PoolBytes)
+  uint64_t pool_bytes = 0;                             // pool:, or what `pod` needs; on each GPU
   bool pool_given = false;                             // whether pool: was given
-  std::optional<GpuChoice> gpu;                        // gpu:; absent for the only one
+  std::vector<GpuChoice> gpus;                         // gpu:; empty for all that are visible
   std::string folder{protocol::kDefaultFolder};
   std::string link;       // link:; empty for the default path, if it exists; or "none"
   std::string pod_uid;    // pod-uid:; may be empty
@@ -38,6 +38,9 @@ struct BrokerConfig {
 Result<BrokerConfig> ParseBrokerConfig(std::string_view yaml_text, std::string_view file_name);
 OrErrors<BrokerConfig> ParseBrokerConfigOrErrors(std::string_view yaml_text,
                                                  std::string_view file_name);
+
+// Fails if `config` names GPUs, but not as many as the pod has.
+Result<void> CheckGpus(const BrokerConfig& config);
 
 // The keys of the file. Those of `log` have names like "log.level".
 std::span<const KeyInfo> BrokerKeys();

@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const auto config = ParseBrokerConfigOrErrors(text, "broker.yaml");
   if (config) {
-    Require(config->pool_bytes >= PoolBytes(config->pod));
+    Require(config->pool_bytes >= PoolBytes(config->pod, FullestGpu(config->pod)));
     return 0;
   }
   Require(!config.error().empty() && config.error().size() <= kErrorsKept + 1);

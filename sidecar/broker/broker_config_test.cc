@@ -30,7 +30,7 @@ TEST(BrokerConfigTest, ReadsTheBrokersFile) {
   ASSERT_TRUE(config) << config.error().ToString();
   EXPECT_EQ(config->pool_bytes, 8 * kMiB);
   EXPECT_FALSE(config->pool_given);
-  EXPECT_EQ(config->gpu->uuid, "GPU-8e7a0d7c-5c0e-4d0a-9d3c-8f6f1f3a2b11");
+  EXPECT_EQ(config->gpus.at(0).uuid, "GPU-8e7a0d7c-5c0e-4d0a-9d3c-8f6f1f3a2b11");
   EXPECT_EQ(config->folder, "/tmp/x");
   EXPECT_EQ(config->pod_uid, "0b8c0f6e");
   EXPECT_TRUE(config->host_ipc);
@@ -42,7 +42,29 @@ TEST(BrokerConfigTest, ReadsTheBrokersFile) {
   ASSERT_TRUE(empty);
   EXPECT_EQ(*empty, BrokerConfig{});
   EXPECT_EQ(empty->folder, protocol::kDefaultFolder);
-  EXPECT_EQ(ParseBrokerConfig("gpu: 3\npool: 4Gi", "x")->gpu->index, 3U);
+  EXPECT_EQ(ParseBrokerConfig("gpu: 3\npool: 4Gi", "x")->gpus.at(0).index, 3U);
+}
+
+TEST(BrokerConfigTest, NamesAsManyGpusAsThePodHas) {
+  const std::string pod =
+      "annotations: {gpushm.io/gpus: 2, buffers.gpushm.io/w: {size: 2Mi, gpu: each}, "
+      "buffers.gpushm.io/x: {size: 4Mi, gpu: 1}}\n";
+  const auto all = ParseBrokerConfig(pod, "x");
+  ASSERT_TRUE(all) << all.error().ToString();
+  EXPECT_EQ(all->pool_bytes, 6 * kMiB) << "what the fullest GPU needs";
+  EXPECT_TRUE(all->gpus.empty());
+  EXPECT_TRUE(CheckGpus(*all)) << "all that are visible";
+  const auto two =
+      ParseBrokerConfig(pod + "gpu: [1, GPU-8e7a0d7c-5c0e-4d0a-9d3c-8f6f1f3a2b11]\n", "x");
+  ASSERT_TRUE(two) << two.error().ToString();
+  EXPECT_TRUE(CheckGpus(*two));
+  EXPECT_EQ(two->gpus.at(0).index, 1U);
+  EXPECT_EQ(two->gpus.at(1).uuid, "GPU-8e7a0d7c-5c0e-4d0a-9d3c-8f6f1f3a2b11");
+  for (const char* const gpu : {"gpu: 0\n", "gpu: [0, 1, 2]\n"}) {
+    const auto checked = CheckGpus(*ParseBrokerConfig(pod + gpu, "x"));
+    ASSERT_FALSE(checked) << gpu;
+    EXPECT_NE(checked.error().ToString().find("gpushm.io/gpus is 2"), std::string::npos);
+  }
 }
 
 struct Case {
@@ -91,6 +113,10 @@ std::vector<Case> FileCases() {
       {"gpu: -1\n", 1, 6, "gpu", "neither"},
       {"gpu: GPU-123\n", 1, 6, "gpu", "not a valid GPU UUID"},
       {"gpu: {index: 0}\n", 1, 6, "gpu", "is a map"},
+      {"gpu: [0, x]\n", 1, 10, "gpu[1]", "neither"},
+      {"gpu: []\n", 1, 6, "gpu", "empty"},
+      {"pool: 2Mi\n" + a + "gpushm.io/gpus: 2\n  buffers.gpushm.io/w: {size: 4Mi, gpu: 1}\n", 1, 7,
+       "pool", "less than the 4Mi that the annotations need in total on GPU 1"},
       {"folder: run/gpushm\n", 1, 9, "folder", "not an absolute path"},
       {"folder: /" + Long(200) + "\n", 1, 9, "folder", "201 bytes; must have at most 107"},
       {"folder:\n", 1, 1, "folder", "no value"},

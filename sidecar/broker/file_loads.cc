@@ -12,10 +12,12 @@
 namespace gpushm::broker {
 namespace {
 
-// Time between two attempts to open a missing file, and to get the one place for transfers.
+// Time between two attempts to open a missing file, and to get the place for transfers of a GPU.
 constexpr int64_t kRetryMs = 250;
 // The most loaders for one volume that have not got an answer from it.
 constexpr int kUnheard = 2;
+// Each GPU has at least this many loaders: one that loads, and one that opens the next file.
+constexpr int kLoadersOfGpu = 2;
 
 }  // namespace
 
@@ -23,7 +25,8 @@ FileLoads::FileLoads(EventLoop* loop, Children* children, Settings settings, Eve
     : loop_(loop),
       children_(children),
       settings_(std::move(settings)),
-      events_(std::move(events)) {}
+      events_(std::move(events)),
+      loaders_(settings_.gpus.size()) {}
 
 FileLoads::~FileLoads() {
   for (auto& [buffer, load] : loads_) loop_->Cancel(load.timer);
@@ -51,11 +54,17 @@ void FileLoads::Queue(const std::string& buffer, int64_t wait_ms) {
   });
 }
 
+bool FileLoads::HasLoader(uint32_t gpu) const {
+  const int gpus = static_cast<int>(loaders_.size());
+  return loaders_.at(gpu) < std::max(kLoaders / gpus, kLoadersOfGpu);
+}
+
 void FileLoads::StartLoaders() {
-  for (auto next = queue_.begin(); loaders_ < kLoaders && next != queue_.end();) {
+  for (auto next = queue_.begin(); next != queue_.end();) {
     Load& load = **next;
-    if (unheard_[load.file.folder] >= kUnheard) {
-      ++next;  // Its volume may hang, so the others go first.
+    // If its volume may hang, the others go first.
+    if (!HasLoader(load.file.gpu) || unheard_[load.file.folder] >= kUnheard) {
+      ++next;
       continue;
     }
     next = queue_.erase(next);
@@ -70,8 +79,8 @@ void FileLoads::StartLoaders() {
 
 void FileLoads::StartLoader(Load& load) {
   std::vector<std::string> arguments =
-      LoaderArguments(protocol::Direction::kLoad, settings_.device, settings_.driver_folder,
-                      /*chunk_bytes=*/0, FileWay::kAutoGds);
+      LoaderArguments(protocol::Direction::kLoad, settings_.gpus.at(load.file.gpu),
+                      settings_.driver_folder, /*chunk_bytes=*/0, FileWay::kAutoGds);
   arguments.insert(arguments.end(), {"--path", load.file.path});
   if (!load.file.folder.empty()) {
     arguments.insert(arguments.end(), {"--folder", load.file.folder});
@@ -100,7 +109,7 @@ void FileLoads::SetVolume(Load& load, Volume volume) {
   };
   const auto is_unheard = [](Volume is) { return is == Volume::kUnheard || is == Volume::kHangs; };
   const Volume before = std::exchange(load.volume, volume);
-  loaders_ += (takes_place(volume) ? 1 : 0) - (takes_place(before) ? 1 : 0);
+  loaders_.at(load.file.gpu) += (takes_place(volume) ? 1 : 0) - (takes_place(before) ? 1 : 0);
   unheard_[load.file.folder] += (is_unheard(volume) ? 1 : 0) - (is_unheard(before) ? 1 : 0);
 }
 

@@ -7,10 +7,11 @@
 // the loader waits for a while and writes "waiting". It then ends with NOT_FOUND or CONTENDED, and
 // another loader is started after the loads that wait for other files have had their turn.
 //
-// At most kLoaders are about to open files, and at most two for a volume that has not answered any
-// of them yet, so a hung volume leaves loaders for the others. Loaders that have hung for
-// Settings::hang_ms do not count, so many hung volumes do not keep other files from being loaded
-// either. Each costs two processes.
+// At most kLoaders are about to open files, or wait for their turn: the same number for each GPU,
+// at least two, so that the files of one GPU leave loaders for the others. At most two are for a
+// volume that has not answered any of them yet, so a hung volume leaves loaders for the others.
+// Loaders that have hung for Settings::hang_ms do not count, so many hung volumes do not keep other
+// files from being loaded either. Each costs two processes.
 //
 // Threads: the loop's.
 #pragma once
@@ -22,6 +23,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "platform/daemon/event_loop.h"
@@ -37,13 +39,14 @@ class FileLoads {
 
   struct File {
     std::string buffer;
+    uint32_t gpu = 0;    // The number of the buffer's GPU.
     std::string folder;  // Same as for OpenFileOf.
     std::string path;
     std::string whole() const { return folder.empty() ? path : Concat(folder, '/', path); }
   };
   struct Settings {
     std::string driver_folder;
-    int device = 0;
+    std::vector<std::vector<std::string>> gpus;  // By number; see Gpu::ChildArguments.
     int64_t hang_ms = 10'000;  // After this time the log reports a file that cannot be opened.
   };
   struct Events {
@@ -88,6 +91,7 @@ class FileLoads {
   void OnLoaderEnded(Load& load, int status);
   void OnHang(Load& load);
   void SetVolume(Load& load, Volume volume);
+  bool HasLoader(uint32_t gpu) const;  // Whether there may be one more.
   void TryLoad(Load& load);
   void Done(Load& load);  // Its loader ends, or has ended.
   void GiveUp(Load& load, const Status& why);
@@ -98,7 +102,7 @@ class FileLoads {
   const Events events_;
   std::map<std::string, Load> loads_;   // By buffer. Never erased, because events refer to them.
   std::deque<Load*> queue_;             // Loads that are due for a loader.
-  int loaders_ = 0;                     // Without those that hang.
+  std::vector<int> loaders_;            // By GPU, without those that hang.
   std::map<std::string, int> unheard_;  // Loaders by volume, including those that hang.
 };
 

@@ -22,6 +22,10 @@ bool Matches(const DeviceInfo& device, const config::GpuChoice& choice) {
   return choice.uuid.size() == uuid.size() && choice.uuid.substr(4) == uuid.substr(4);
 }
 
+std::string NameOf(const config::GpuChoice& choice) {
+  return choice.uuid.empty() ? std::to_string(choice.index) : choice.uuid;
+}
+
 // The folder in which the simulated driver keeps its memory; see simulator/README.md.
 std::string SimulatedState() {
   const char* const folder = std::getenv("GPUSHM_SIM_DIR");
@@ -30,36 +34,66 @@ std::string SimulatedState() {
 
 }  // namespace
 
-Gpu::Gpu(const CudaApi& api, DeviceInfo info)
+Gpu::Gpu(const CudaApi& api, DeviceInfo info, bool is_only)
     : api_(&api),
       info_(std::move(info)),
+      is_only_(is_only),
       memory_kind_(MemoryKind::Of(api.simulated() ? SimulatedState() : "")) {}
 
-Result<Gpu> Gpu::Open(const std::string& driver_folder,
-                      const std::optional<config::GpuChoice>& choice) {
+Result<std::vector<Gpu>> Gpu::Open(const std::string& driver_folder,
+                                   std::span<const config::GpuChoice> choices, uint32_t count) {
   const Result<const CudaApi*> api = CudaApi::Load(driver_folder);
   if (!api) return std::unexpected(api.error());
-  Result<std::vector<DeviceInfo>> devices = ListDevices(**api);
+  const Result<std::vector<DeviceInfo>> devices = ListDevices(**api);
   if (!devices) return std::unexpected(devices.error());
   if (devices->empty()) {
     return Fail(Code::kNotFound, "this process sees no GPU",
                 "request gpushm.io/memory, or check CUDA_VISIBLE_DEVICES");
   }
-  if (!choice && devices->size() > 1) {
-    return Fail(Code::kInvalidArgument, Concat("several GPUs are visible: ", Names(*devices)),
-                "select one: --gpu 0, or --gpu GPU-...");
+  std::vector<Gpu> gpus;
+  if (choices.empty() && devices->size() != count) {
+    if (count == 1) {
+      return Fail(Code::kInvalidArgument, Concat("several GPUs are visible: ", Names(*devices)),
+                  "select one: --gpu 0, or --gpu GPU-...");
+    }
+    return Fail(Code::kInvalidArgument,
+                Concat("gpushm.io/gpus is ", count, ", but this process sees ", devices->size(),
+                       devices->size() == 1 ? " GPU: " : " GPUs: ", Names(*devices)),
+                devices->size() > count ? "select as many: --gpu 0 --gpu 1, or --gpu GPU-..."
+                                        : "make more GPUs visible, or request fewer");
   }
-  const auto device =
-      choice ? std::find_if(devices->begin(), devices->end(),
-                            [&](const DeviceInfo& info) { return Matches(info, *choice); })
-             : devices->begin();
-  if (device == devices->end()) {
-    return Fail(Code::kNotFound,
-                Concat("gpu: ", choice->uuid.empty() ? std::to_string(choice->index) : choice->uuid,
-                       " is not one of ", Names(*devices)),
-                "use one of these");
+  if (choices.empty()) {
+    for (const DeviceInfo& device : *devices) gpus.push_back(Gpu(**api, device, count == 1));
   }
-  return Gpu(**api, std::move(*device));
+  for (const config::GpuChoice& choice : choices) {
+    const auto device = std::ranges::find_if(
+        *devices, [&](const DeviceInfo& info) { return Matches(info, choice); });
+    if (device == devices->end()) {
+      return Fail(Code::kNotFound,
+                  Concat("gpu: ", NameOf(choice), " is not one of ", Names(*devices)),
+                  "use one of these");
+    }
+    const bool twice = std::ranges::any_of(
+        gpus, [&](const Gpu& gpu) { return gpu.info().device == device->device; });
+    if (twice) {
+      return Fail(Code::kInvalidArgument,
+                  Concat("gpu: ", NameOf(choice), " is named twice: ", device->uuid.ToString()),
+                  Concat("name each GPU once: ", Names(*devices)));
+    }
+    gpus.push_back(Gpu(**api, *device, choices.size() == 1));
+  }
+  return gpus;
+}
+
+std::vector<std::string> Gpu::ChildArguments() const {
+  if (is_only_) return {"--device", std::to_string(info_.device)};
+  return {"--visible", info_.uuid.ToString()};
+}
+
+int UseGpu(const ChildGpu& gpu) {
+  if (gpu.visible.empty()) return gpu.device;
+  setenv("CUDA_VISIBLE_DEVICES", gpu.visible.c_str(), 1);
+  return 0;
 }
 
 Result<UniqueFd> Gpu::Allocate(uint64_t mapped_bytes) const {

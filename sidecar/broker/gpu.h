@@ -1,11 +1,14 @@
-// The broker's GPU. It makes memory without ever making a context, and returns the memory's
+// One of the broker's GPUs. It makes memory without ever making a context, and returns the memory's
 // descriptor.
 //
-// Threads: Open on the loop's thread at start; Allocate only on the driver's worker, because it may
-// hang if the GPU is unhealthy.
+// Threads: Open and Allocate only on a driver's worker, because they may hang if the GPU is
+// unhealthy.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
@@ -18,9 +21,10 @@ namespace gpushm::broker {
 
 class Gpu {
  public:
-  // `choice` selects one of the GPUs that this process sees. If absent, there must be only one.
-  static Result<Gpu> Open(const std::string& driver_folder,
-                          const std::optional<config::GpuChoice>& choice);
+  // The pod's `count` GPUs, in the order of their numbers: `choices` of those that this process
+  // sees. Without choices this process must see exactly as many, and their order is CUDA's.
+  static Result<std::vector<Gpu>> Open(const std::string& driver_folder,
+                                       std::span<const config::GpuChoice> choices, uint32_t count);
 
   // Memory of `mapped_bytes`, as the descriptor that keeps it. It is exported here once, because
   // exporting costs 0.6 to 1.2 ms in a process without a context. Every attach sends this
@@ -28,17 +32,30 @@ class Gpu {
   Result<UniqueFd> Allocate(uint64_t mapped_bytes) const;
 
   const DeviceInfo& info() const { return info_; }
+  // Tells a child of the broker its GPU; see UseGpu. With several GPUs the child sees only its own,
+  // because CUDA does not start in a process that sees a lost one.
+  std::vector<std::string> ChildArguments() const;
   const CudaApi& api() const { return *api_; }
   bool simulated() const { return api_->simulated(); }
   // How its memory appears to a process that gets a descriptor.
   const MemoryKind& memory_kind() const { return memory_kind_; }
 
  private:
-  Gpu(const CudaApi& api, DeviceInfo info);
+  Gpu(const CudaApi& api, DeviceInfo info, bool is_only);
 
   const CudaApi* api_;
   DeviceInfo info_;
+  bool is_only_;
   MemoryKind memory_kind_;
 };
+
+// The options of a child for ChildArguments.
+struct ChildGpu {
+  int device = 0;
+  std::string visible;  // A UUID, or empty for all that the broker sees.
+};
+
+// In a child, before CUDA starts. Returns the ordinal of its GPU.
+int UseGpu(const ChildGpu& gpu);
 
 }  // namespace gpushm::broker

@@ -23,8 +23,18 @@ uint64_t DescriptionPages(uint64_t bytes) { return RoundUp(bytes, uint64_t{4096}
 
 }  // namespace
 
-Ledger::Ledger(const LedgerLimits& ledger_limits, const GpuUuid& gpu, uint64_t first_generation)
-    : limits_(ledger_limits), gpu_(gpu), next_generation_(first_generation) {}
+Ledger::Ledger(const LedgerLimits& ledger_limits, const std::vector<LedgerGpu>& gpus,
+               uint64_t first_generation)
+    : limits_(ledger_limits), next_generation_(first_generation) {
+  GPUSHM_ASSERT(!gpus.empty());
+  for (const LedgerGpu& gpu : gpus) {
+    gpus_.push_back({.uuid = gpu.uuid, .total_bytes = gpu.total_bytes});
+  }
+}
+
+std::string Ledger::NameOfGpu(uint32_t gpu, const char* only) const {
+  return gpus_.size() == 1 ? only : Concat("GPU ", gpu);
+}
 
 // ---- making
 
@@ -59,20 +69,23 @@ Result<void> Ledger::Reserve(const Ticket& ticket) {
   if (ticket.page) return HasRoomForPage(ticket.mapped_bytes);
   const uint64_t mapped_bytes = ticket.mapped_bytes;
   const std::string& name = ticket.name;
-  const uint64_t free_bytes = limits_.pool_bytes - std::min(used_bytes_, limits_.pool_bytes);
+  uint64_t& used_bytes = gpus_.at(ticket.gpu).used_bytes;
+  const uint64_t free_bytes = limits_.pool_bytes - std::min(used_bytes, limits_.pool_bytes);
   if (mapped_bytes > free_bytes) {
     const std::set<uint64_t>& old = holdings_.Name(name).generations;
-    const bool has_old = std::any_of(old.begin(), old.end(), [this](uint64_t number) {
-      return generations_.at(number).memory.pooled;
+    const bool has_old = std::any_of(old.begin(), old.end(), [&](uint64_t number) {
+      const Memory& memory = generations_.at(number).memory;
+      return memory.pooled && memory.gpu == ticket.gpu;
     });
     return Fail(Code::kExhausted,
-                Concat(Quoted(name), " needs ", mapped_bytes, " bytes, but the pool has ",
-                       free_bytes, " of ", limits_.pool_bytes, " left"),
+                Concat(Quoted(name), " needs ", mapped_bytes, " bytes, but the pool",
+                       gpus_.size() == 1 ? "" : Concat(" on GPU ", ticket.gpu), " has ", free_bytes,
+                       " of ", limits_.pool_bytes, " left"),
                 !has_old ? "raise gpushm.io/pool-extra, or delete buffers that are not needed"
                          : "allow the buffer another generation (generations: 2, or room in "
                            "gpushm.io/pool-extra), or detach the old one");
   }
-  used_bytes_ += mapped_bytes;
+  used_bytes += mapped_bytes;
   return {};
 }
 
@@ -92,9 +105,25 @@ Result<Ledger::Ticket> Ledger::BeginNew(const Client& client, const std::string&
   if (auto room = HasRoomForBuffer(); !room) return std::unexpected(room.error());
   const Result<Policy> allowed = PolicyOfNew(client, name, policy);
   if (!allowed) return std::unexpected(allowed.error());
+  const uint32_t gpu = page ? 0 : protocol::GpuOfFlags(flags);
+  if (gpu >= gpus_.size()) {
+    return Fail(
+        Code::kInvalidArgument,
+        Concat("buffer ", Quoted(name), " is for GPU ", gpu, ", but the pod has ",
+               gpus_.size() == 1 ? "one GPU, number 0"
+                                 : Concat(gpus_.size(), " GPUs, numbers 0 to ", gpus_.size() - 1)),
+        "use one of these, or give the pod more GPUs with gpushm.io/gpus");
+  }
+  if (!page && allowed->declared && gpu != allowed->gpu) {
+    return Fail(Code::kInvalidArgument,
+                Concat(Quoted(name), " is declared for GPU ", allowed->gpu,
+                       " of the pod, not for GPU ", gpu),
+                Concat("create it with gpu ", allowed->gpu, ", or use another name"));
+  }
   Ticket ticket{.name = name,
                 .size_bytes = size_bytes,
                 .mapped_bytes = MappedBytes(size_bytes, page),
+                .gpu = gpu,
                 .replaces = false,
                 .attach = (flags & protocol::kFlagAttach) != 0,
                 .unpublished = (flags & protocol::kFlagUnpublished) != 0,
@@ -111,6 +140,7 @@ Result<Ledger::Ticket> Ledger::BeginNew(const Client& client, const std::string&
     return std::unexpected(reserved.error());
   }
   Buffer& buffer = AddBuffer(name, *allowed);
+  buffer.gpu = gpu;
   buffer.allocating = true;
   ticket.buffer_id = buffer.id;
   return ticket;
@@ -131,7 +161,8 @@ Result<Policy> Ledger::PolicyOfNew(const Client& client, const std::string& name
 Result<Ledger::Ticket> Ledger::BeginDeclared(const config::BufferSpec& spec) {
   declared_.insert_or_assign(spec.name, Policy::FromSpec(spec));
   Result<Ticket> ticket =
-      BeginCreate(Client{}, spec.name, spec.size_bytes, Policy::FromSpec(spec), 0);
+      BeginCreate(Client{}, spec.name, spec.size_bytes, Policy::FromSpec(spec),
+                  std::min(spec.gpu, limits::kPodGpus - 1) << protocol::kFlagGpuShift);
   if (ticket) ticket->starts_loading = spec.StartsLoading();
   return ticket;
 }
@@ -169,6 +200,7 @@ Result<Ledger::Ticket> Ledger::BeginNext(const Client& client, const std::string
   Ticket ticket{.name = name,
                 .size_bytes = wanted,
                 .mapped_bytes = MappedBytes(wanted, page),
+                .gpu = buffer.gpu,
                 .replaces = true,
                 .attach = (flags & protocol::kFlagAttach) != 0,
                 .unpublished = (flags & protocol::kFlagUnpublished) != 0,
@@ -197,6 +229,7 @@ Result<Grant> Ledger::Commit(const Ticket& ticket, Memory memory, bool client_al
                              int64_t now_unix_ns) {
   memory.size_bytes = ticket.size_bytes;
   memory.mapped_bytes = ticket.mapped_bytes;
+  memory.gpu = ticket.gpu;
   Buffer* const buffer = FindTicket(ticket);
   // Nobody has seen this memory, and nobody will: its maker is gone, or the buffer was removed
   // while it was allocated.
@@ -243,7 +276,7 @@ Result<Grant> Ledger::Commit(const Ticket& ticket, Memory memory, bool client_al
 }
 
 void Ledger::Abort(const Ticket& ticket) {
-  if (!ticket.page) used_bytes_ -= ticket.mapped_bytes;
+  if (!ticket.page) gpus_.at(ticket.gpu).used_bytes -= ticket.mapped_bytes;
   Buffer* const buffer = FindTicket(ticket);
   if (buffer == nullptr) return;
   buffer->allocating = false;
@@ -304,10 +337,11 @@ Result<Grant> Ledger::Attach(const Client& client, const std::string& name, Acce
   if (writes) {
     if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
   }
-  if (sees_gpu != gpu_ && !IsPage(name)) {
-    return Denied(Concat("the client does not see ", gpu_.ToString(), ", where ", Quoted(name),
-                         " is located"),
-                  "request gpushm.io/attach in this container, or check CUDA_VISIBLE_DEVICES");
+  const GpuUuid& gpu = gpus_.at(buffer.gpu).uuid;
+  if (sees_gpu != gpu && !IsPage(name)) {
+    return Denied(
+        Concat("the client does not see ", gpu.ToString(), ", where ", Quoted(name), " is located"),
+        "request gpushm.io/attach in this container, or check CUDA_VISIBLE_DEVICES");
   }
   if (buffer.current == 0 || (buffer.state == BufferState::kLoading && !writes)) {
     return Fail(Code::kLoading, Concat("the content of ", Quoted(name), " is not loaded yet"),
@@ -512,10 +546,12 @@ void Ledger::ReleaseIfUnused(uint64_t number) {
     return;
   }
   holdings_.EndGeneration(number, generation->second.buffer, generation->second.offerer_client);
-  if (generation->second.memory.is_page()) page_bytes_ -= generation->second.memory.mapped_bytes;
-  if (generation->second.memory.pooled) used_bytes_ -= generation->second.memory.mapped_bytes;
-  block_count_ -= generation->second.memory.blocks.size();
-  offered_bytes_ -= OfferedBytes(generation->second.memory);
+  const Memory& memory = generation->second.memory;
+  OfGpu& gpu = gpus_.at(memory.gpu);
+  if (memory.is_page()) page_bytes_ -= memory.mapped_bytes;
+  if (memory.pooled) gpu.used_bytes -= memory.mapped_bytes;
+  block_count_ -= memory.blocks.size();
+  gpu.offered_bytes -= OfferedBytes(memory);
   description_bytes_ -= DescriptionPages(generation->second.description_bytes);
   freed_.push_back(std::move(generation->second.memory));
   const std::string name = std::move(generation->second.buffer);
@@ -567,7 +603,8 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
   record.generation = buffer.current;
   record.size_bytes = generation.memory.size_bytes;
   record.mapped_bytes = generation.memory.mapped_bytes;
-  record.gpu = gpu_.bytes;
+  record.gpu = gpus_.at(generation.memory.gpu).uuid.bytes;
+  record.gpu_number = generation.memory.gpu;
   // Also for pages and blocks, so that older readers can list them.
   record.transport = generation.memory.transport == protocol::Transport::kCuIpc
                          ? registry::Transport::kCuIpc
@@ -693,18 +730,20 @@ uint64_t Ledger::OfferedBytes(const Memory& memory) {
 }
 
 Result<void> Ledger::HasRoomForOffer(const std::string& name, const Memory& memory) const {
-  if (memory.mapped_bytes > limits_.gpu_bytes) {
+  const OfGpu& gpu = gpus_.at(memory.gpu);
+  if (memory.mapped_bytes > gpu.total_bytes) {
     return Fail(Code::kInvalidArgument,
                 Concat("size: the allocation offered as \"", name, "\" has ", memory.mapped_bytes,
-                       " bytes, but its GPU has ", limits_.gpu_bytes),
+                       " bytes, but its GPU has ", gpu.total_bytes),
                 "give the size that cuMemGetAddressRange returns, for example 2097152");
   }
   const uint64_t wanted_bytes = OfferedBytes(memory);
-  if (wanted_bytes <= limits_.gpu_bytes - offered_bytes_) return {};
+  if (wanted_bytes <= gpu.total_bytes - gpu.offered_bytes) return {};
   return Fail(Code::kExhausted,
               Concat('"', name, "\" offers ", wanted_bytes,
-                     " bytes, but other offers of the pod already have ", offered_bytes_,
-                     " and their GPU has ", limits_.gpu_bytes),
+                     " bytes, but other offers of the pod already have ", gpu.offered_bytes,
+                     gpus_.size() == 1 ? "" : " on it", " and ", NameOfGpu(memory.gpu, "their GPU"),
+                     " has ", gpu.total_bytes),
               "delete offers that are not used; see docs/reference/limits.md");
 }
 
@@ -721,6 +760,7 @@ Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, co
   if (auto room = HasRoomForOffer(name, *memory); !room) return std::unexpected(room.error());
   const uint64_t number = next_generation_++;
   Buffer& buffer = AddBuffer(name, *allowed);
+  buffer.gpu = memory->gpu;
   Generation& generation = generations_[number];
   generation.buffer = name;
   generation.memory = std::move(*memory);
@@ -728,7 +768,7 @@ Result<uint64_t> Ledger::Offer(const Client& client, const std::string& name, co
   if (generation.memory.transport == protocol::Transport::kCuIpc) {
     generation.offerer_client = client.id;
   }
-  offered_bytes_ += OfferedBytes(generation.memory);
+  gpus_.at(generation.memory.gpu).offered_bytes += OfferedBytes(generation.memory);
   AddGeneration(number);
   MakeCurrent(name, buffer, number);
   NoteGeneration(number);
@@ -1075,6 +1115,7 @@ Policy Policy::FromSpec(const config::BufferSpec& spec) {
   policy.read_only = spec.access == config::Access::kReadOnly;
   policy.one_writer = spec.access == config::Access::kOneWriter;
   policy.loads = spec.loads;
+  policy.gpu = spec.gpu;
   switch (spec.on_writer_exit) {
     case config::OnWriterExit::kMark:
       policy.on_writer_exit = protocol::OnWriterExit::kMark;
@@ -1132,6 +1173,12 @@ std::vector<const Lease*> Ledger::Holders(const std::string& name, uint64_t afte
     holders.push_back(&leases_.at(*id));
   }
   return holders;
+}
+
+std::optional<uint32_t> Ledger::GpuOf(const std::string& name) const {
+  const auto found = buffers_.find(name);
+  if (found == buffers_.end() || IsPage(name)) return std::nullopt;
+  return found->second.gpu;
 }
 
 bool Ledger::HasLeases(uint64_t client_id) const {

@@ -3,10 +3,10 @@
 // ledger decides, and the registry shows the result.
 //
 // Invariants
-//   (1) used_bytes() is the sum of the rounded sizes of the generations that this broker allocated
-//       (offered memory is the offerer's), plus what is reserved for allocations in progress. It
-//       never exceeds the pool. Offered memory never exceeds what the GPU has, see
-//       protocol::OfferedBytes.
+//   (1) On each GPU, used_bytes() is the sum of the rounded sizes of the generations that this
+//       broker allocated there (offered memory is the offerer's), plus what is reserved for
+//       allocations in progress. It never exceeds the GPU's pool. Offered memory never exceeds what
+//       its GPU has, see protocol::OfferedBytes.
 //   (2) A generation exists while it is current, pending (unpublished) or held by a lease. When
 //       none of these holds, the caller gets it to free it, exactly once.
 //   (3) A generation's number is used once, over all brokers of a pod.
@@ -67,7 +67,8 @@ struct Memory {
   std::array<uint8_t, 64> cuipc_handle{};
   uint64_t offset = 0;
   int32_t offerer_pid = 0;
-  bool pooled = true;  // Allocated by the broker, so it counts against the pool.
+  bool pooled = true;  // Allocated by the broker, so it counts against its GPU's pool.
+  uint32_t gpu = 0;    // The number of its GPU. Pages have 0.
 };
 
 // What each container may do with a buffer.
@@ -82,6 +83,7 @@ struct Policy {
   bool one_writer = false;
   bool loads = false;         // A client loads it first; see Ledger::SetLoaders.
   bool until_unused = false;  // Removed with the last lease on its current generation.
+  uint32_t gpu = 0;           // If declared: the number of the GPU on which it is made.
   protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
 
   static Policy FromSpec(const config::BufferSpec& spec);
@@ -121,12 +123,17 @@ struct Change {
   std::optional<registry::BufferRecord> record;
 };
 
+// One of the pod's GPUs.
+struct LedgerGpu {
+  GpuUuid uuid;
+  uint64_t total_bytes = limits::kBufferBytes;
+};
+
 struct LedgerLimits {
-  uint64_t pool_bytes = 0;
-  // What the pod was given. A former broker, of a version that let the pool have all of it, may
-  // have allocated more than pool_bytes; that stays. 0: the same as pool_bytes.
+  uint64_t pool_bytes = 0;  // On each GPU.
+  // What the pod was given on each GPU. A former broker, of a version that let the pool have all of
+  // it, may have allocated more than pool_bytes; that stays. 0: the same as pool_bytes.
   uint64_t granted_bytes = 0;
-  uint64_t gpu_bytes = limits::kBufferBytes;  // The GPU's total memory.
   uint64_t granularity = 2 << 20;
   uint32_t buffers = limits::kBuffers;
   uint32_t leases = limits::kLeases;
@@ -135,8 +142,10 @@ struct LedgerLimits {
 
 class Ledger {
  public:
-  // For `first_generation` see invariant (3). All memory of this broker is on `gpu`.
-  Ledger(const LedgerLimits& ledger_limits, const GpuUuid& gpu, uint64_t first_generation);
+  // `gpus` are the pod's GPUs in the order of their numbers, at least one. For `first_generation`
+  // see invariant (3).
+  Ledger(const LedgerLimits& ledger_limits, const std::vector<LedgerGpu>& gpus,
+         uint64_t first_generation);
 
   // ---- making. Begin* decides and reserves. The caller then allocates and calls Commit or Abort
   // with the ticket. A null `client` is the broker itself (declared buffers).
@@ -144,6 +153,7 @@ class Ledger {
     std::string name;
     uint64_t size_bytes = 0;
     uint64_t mapped_bytes = 0;
+    uint32_t gpu = 0;  // Where to allocate.
     bool replaces = false;
     bool attach = false;
     bool unpublished = false;
@@ -155,11 +165,13 @@ class Ledger {
     Policy policy;           // Not set for a replacement.
     uint64_t buffer_id = 0;  // The name may belong to a different buffer by the time of Commit.
   };
+  // `flags` name the GPU. A declared name that was dropped is only made again on its own.
   Result<Ticket> BeginCreate(const Client& client, const std::string& name, uint64_t size_bytes,
                              const Policy& policy, uint32_t flags);
   Result<Ticket> BeginDeclared(const config::BufferSpec& spec);
   // A page that nobody has attached; Commit shows it.
   Result<Ticket> BeginDeclared(const config::SignalSpec& spec, uint64_t page_bytes);
+  // On the GPU of the present generation.
   Result<Ticket> BeginReplace(const Client& client, const std::string& name, uint64_t size_bytes,
                               uint32_t flags);
   // The page of a signal, barrier or ring, attached and unpublished. It is host memory and not part
@@ -174,8 +186,8 @@ class Ledger {
   void Abort(const Ticket& ticket);
 
   // Adds offered memory, in one step because nothing is allocated. Takes *memory only on success.
-  // Fails with kInvalidArgument if it is larger than the GPU, and with kExhausted if it is together
-  // with the other offers.
+  // Fails with kInvalidArgument if it is larger than its GPU, and with kExhausted if it is together
+  // with the other offers there.
   Result<uint64_t> Offer(const Client& client, const std::string& name, const Policy& policy,
                          Memory* memory, int64_t now_unix_ns);
 
@@ -268,8 +280,13 @@ class Ledger {
   // ---- looking
   std::vector<const Lease*> Holders(const std::string& name, uint64_t after_lease_id,
                                     size_t at_most) const;
-  uint64_t used_bytes() const { return used_bytes_; }
+  uint32_t gpu_count() const { return static_cast<uint32_t>(gpus_.size()); }
+  uint64_t used_bytes(uint32_t gpu) const { return gpus_.at(gpu).used_bytes; }
+  // Of each GPU.
   uint64_t pool_bytes() const { return limits_.pool_bytes; }
+  // The number of the GPU of all memory of that name; nullopt if there is no such buffer, or if it
+  // is a page, which needs no GPU.
+  std::optional<uint32_t> GpuOf(const std::string& name) const;
   size_t lease_count() const { return leases_.size(); }
   size_t buffer_count() const { return buffers_.size(); }
   bool HasLeases(uint64_t client_id) const;
@@ -358,6 +375,7 @@ class Ledger {
   struct Buffer {
     uint64_t id = 0;  // Unique to this buffer; a name can be used again.
     Policy policy;
+    uint32_t gpu = 0;      // Of all of its generations.
     uint64_t current = 0;  // 0 if none is published yet.
     uint64_t pending = 0;  // Unpublished.
     bool allocating = false;
@@ -383,6 +401,8 @@ class Ledger {
   Result<void> HasRoomForOffer(const std::string& name, const Memory& memory) const;
   // 0 for memory that is not offered.
   static uint64_t OfferedBytes(const Memory& memory);
+  // "GPU 1", or what a pod calls its only one.
+  std::string NameOfGpu(uint32_t gpu, const char* only) const;
   Result<void> HasRoomForPage(uint64_t mapped_bytes) const;
   uint64_t MappedBytes(uint64_t size_bytes, bool page) const;
   Result<Ticket> BeginNew(const Client& client, const std::string& name, uint64_t size_bytes,
@@ -446,14 +466,19 @@ class Ledger {
   void PutDescription(uint64_t generation, UniqueFd memory, uint64_t bytes);
   bool MayLoadFirst(const Buffer& buffer, const Client& client) const;
 
+  struct OfGpu {
+    GpuUuid uuid;
+    uint64_t total_bytes = 0;
+    uint64_t used_bytes = 0;     // Of the pool.
+    uint64_t offered_bytes = 0;  // By applications.
+  };
+
   LedgerLimits limits_;
-  GpuUuid gpu_;
+  std::vector<OfGpu> gpus_;  // By number.
   std::set<std::string> loaders_;
   uint64_t next_generation_;
   uint64_t next_lease_ = 1;
   uint64_t next_buffer_ = 1;
-  uint64_t used_bytes_ = 0;
-  uint64_t offered_bytes_ = 0;
   std::map<std::string, Buffer> buffers_;
   // Rules of declared names. They stay even if the buffer was dropped.
   std::map<std::string, Policy> declared_;

@@ -31,7 +31,7 @@ class LedgerContentTest : public ::testing::Test {
     return *ledger_.Commit(*ticket, Memory(), true, 0);
   }
 
-  Ledger ledger_{{.pool_bytes = 64 * kSize}, GpuUuid{}, 1000};
+  Ledger ledger_{{.pool_bytes = 64 * kSize}, {LedgerGpu{}}, 1000};
   uint64_t lease_ = 0;
 };
 

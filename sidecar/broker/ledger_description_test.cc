@@ -59,7 +59,7 @@ class LedgerDescriptionTest : public ::testing::Test {
     return found ? Code::kInternal : found.error().code();
   }
 
-  Ledger ledger_{{.pool_bytes = 64 * kSize}, GpuUuid{}, 1000};
+  Ledger ledger_{{.pool_bytes = 64 * kSize}, {LedgerGpu{}}, 1000};
   uint64_t lease_ = 0;
 };
 

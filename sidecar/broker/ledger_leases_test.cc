@@ -36,7 +36,7 @@ Result<Grant> Attach(Ledger* ledger, const Client& client, const std::string& na
 TEST(LedgerLeases, AContainerThatTakesAllLeavesTheOthersTheirShares) {
   const Client app{1, "app"};
   const Client other{2, "other"};
-  Ledger ledger({.pool_bytes = kPage, .leases = 1000, .containers = 2}, kGpu, 1);
+  Ledger ledger({.pool_bytes = kPage, .leases = 1000, .containers = 2}, {LedgerGpu{kGpu}}, 1);
   const auto ticket = ledger.BeginCreate(app, "b", 1, ForAll(), 0);
   ASSERT_TRUE(ticket && ledger.Commit(*ticket, Memory(), true, 1));
   uint32_t taken = 0;
@@ -63,7 +63,7 @@ double CpuSecondsBeside(uint32_t leases_of_others) {
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
   };
   const Client app{1, "app"};
-  Ledger ledger({.pool_bytes = kPage}, kGpu, 1);
+  Ledger ledger({.pool_bytes = kPage}, {LedgerGpu{kGpu}}, 1);
   const auto ticket = ledger.BeginCreate(app, "b", 1, ForAll(), 0);
   EXPECT_TRUE(ticket && ledger.Commit(*ticket, Memory(), true, 1));
   for (uint32_t i = 0; i < leases_of_others; ++i) {
@@ -94,7 +94,8 @@ TEST(LedgerLeases, AClientsEndCostsNothingForTheLeasesOfOthers) {
 
 // Checks that a successor which gets the keeper's state knows all that the ledger does.
 void ExpectKnows(const testing::KeeperModel& keeper, const Ledger& ledger, uint32_t seed) {
-  Ledger successor({.pool_bytes = 1000 * kPage, .granularity = kPage}, kGpu, 1'000'000);
+  Ledger successor({.pool_bytes = 1000 * kPage, .granularity = kPage}, {LedgerGpu{kGpu}},
+                   1'000'000);
   const auto restored = successor.Restore(keeper.Dump(), {});
   EXPECT_TRUE(restored.dropped.empty()) << "seed " << seed;
   EXPECT_EQ(testing::LinesDiffer(ledger, successor), "") << "seed " << seed;
@@ -108,7 +109,8 @@ TEST(LedgerLeases, WhatChangesWhileAllIsStatedIsKnownAtTheEnd) {
   for (uint32_t seed = gpushm::testing::TestSeed(1), last = seed + 300; seed < last; ++seed) {
     std::mt19937 random(seed);
     const auto pick = [&random](size_t below) { return random() % below; };
-    Ledger ledger({.pool_bytes = 1000 * kPage, .granularity = kPage, .containers = 2}, kGpu, 1);
+    Ledger ledger({.pool_bytes = 1000 * kPage, .granularity = kPage, .containers = 2},
+                  {LedgerGpu{kGpu}}, 1);
     ledger.KeepJournal();
     std::vector<Client> clients = {{1, "app"}, {2, "app"}, {3, "other"}};
     std::vector<std::pair<Client, uint64_t>> leases;

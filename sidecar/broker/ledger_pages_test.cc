@@ -23,7 +23,7 @@ class LedgerWordTest : public ::testing::Test {
     return *ledger_.Commit(*ticket, Memory(), true, 0);
   }
 
-  Ledger ledger_{{.pool_bytes = 64 * kMiB}, GpuUuid{}, 1000};
+  Ledger ledger_{{.pool_bytes = 64 * kMiB}, {LedgerGpu{}}, 1000};
 };
 
 TEST_F(LedgerWordTest, OfItsNameAndGenerationWhileSomebodyHoldsIt) {
@@ -43,7 +43,7 @@ TEST_F(LedgerWordTest, OfItsNameAndGenerationWhileSomebodyHoldsIt) {
   EXPECT_NE(ledger_.FindWord("ready", generation), nullptr) << "its memory with who waits";
   ASSERT_TRUE(ledger_.Detach(kWaiter, waits->lease_id));
   EXPECT_EQ(ledger_.FindWord("ready", generation), nullptr);
-  EXPECT_EQ(ledger_.used_bytes(), 0U);
+  EXPECT_EQ(ledger_.used_bytes(0), 0U);
 }
 
 TEST_F(LedgerWordTest, NotWhatThePodDeclares) {

@@ -32,11 +32,18 @@ constexpr uint64_t kSteps = 10'000;
 #endif
 const LedgerLimits kLimits{
     .pool_bytes = kPoolPages * kPage, .granularity = kPage, .buffers = 6, .leases = 40};
-const GpuUuid kGpu{{7}};
+
+GpuUuid UuidOf(uint32_t gpu) { return GpuUuid{{7, static_cast<uint8_t>(gpu)}}; }
+std::vector<LedgerGpu> Gpus(uint32_t count) {
+  std::vector<LedgerGpu> gpus;
+  for (uint32_t gpu = 0; gpu < count; ++gpu) gpus.push_back({.uuid = UuidOf(gpu)});
+  return gpus;
+}
 
 class Player {
  public:
-  explicit Player(uint64_t seed) : random_(seed), ledger_(kLimits, kGpu, 1000) {
+  Player(uint64_t seed, uint32_t gpus)
+      : random_(seed), gpus_(gpus), ledger_(kLimits, Gpus(gpus), 1000) {
     ledger_.KeepJournal();
     for (uint64_t i = 0; i < kClients; ++i) clients_.push_back(NewClient());
   }
@@ -87,6 +94,8 @@ class Player {
       records[std::string(record.name.view())] = record;
       current.insert(record.generation);
       ASSERT_EQ(registry::RecordProblem(record), nullptr);
+      ASSERT_EQ(record.gpu, UuidOf(record.gpu_number).bytes);
+      ASSERT_EQ(ledger_.GpuOf(std::string(record.name.view())), record.gpu_number);
     }
     ASSERT_EQ(shown_, records);
 
@@ -96,11 +105,12 @@ class Player {
       freed_.insert(TagOf(memory));
     }
     ASSERT_EQ(ledger_.lease_count(), leases_.size());
-    uint64_t used = 0;
-    for (const auto& [tag, mapped_bytes] : alive_) used += mapped_bytes;
-    for (const Ledger::Ticket& ticket : tickets_) used += ticket.mapped_bytes;
-    ASSERT_EQ(ledger_.used_bytes(), used);
-    ASSERT_LE(used, ledger_.pool_bytes());
+    for (uint32_t gpu = 0; gpu < gpus_; ++gpu) {
+      uint64_t used = ReservedBytes(gpu);
+      for (const auto& [tag, memory] : alive_) used += memory.gpu == gpu ? memory.pool_bytes : 0;
+      ASSERT_EQ(ledger_.used_bytes(gpu), used);
+      ASSERT_LE(used, ledger_.pool_bytes());
+    }
     for (const auto& [id, lease] : leases_) {
       ASSERT_FALSE(freed_.contains(lease.tag)) << "memory was freed under lease " << id;
     }
@@ -120,7 +130,7 @@ class Player {
     Check();
     ASSERT_EQ(ledger_.lease_count(), 0u);
     ASSERT_EQ(ledger_.buffer_count(), 0u);
-    ASSERT_EQ(ledger_.used_bytes(), 0u);
+    for (uint32_t gpu = 0; gpu < gpus_; ++gpu) ASSERT_EQ(ledger_.used_bytes(gpu), 0u);
     ASSERT_TRUE(alive_.empty());
   }
 
@@ -130,6 +140,10 @@ class Player {
   struct HeldLease {
     Client client;
     uint64_t tag = 0;  // Of the memory.
+  };
+  struct AliveMemory {
+    uint32_t gpu = 0;
+    uint64_t pool_bytes = 0;  // 0 if it is not part of the pool.
   };
 
   uint64_t Pick(uint64_t below) { return random_() % below; }
@@ -168,16 +182,26 @@ class Player {
     return contents;
   }
   Ledger Successor() const {
-    Ledger successor(kLimits, kGpu, 1'000'000);
+    Ledger successor(kLimits, Gpus(gpus_), 1'000'000);
     [[maybe_unused]] const auto restored = successor.Restore(keeper_.Dump(), {});
     return successor;
+  }
+  // Of the allocations in progress.
+  uint64_t ReservedBytes(uint32_t gpu) const {
+    uint64_t bytes = 0;
+    for (const Ledger::Ticket& ticket : tickets_) {
+      bytes += ticket.gpu == gpu ? ticket.mapped_bytes : 0;
+    }
+    return bytes;
   }
   void Replay() {
     const std::map<std::string, uint64_t> after = Contents(ledger_);
     for (const Statement& statement : ledger_.TakeStatements()) {
       keeper_.Apply(statement);
       Ledger cut = Successor();
-      ASSERT_LE(cut.used_bytes(), cut.pool_bytes());
+      for (uint32_t gpu = 0; gpu < gpus_; ++gpu) {
+        ASSERT_LE(cut.used_bytes(gpu), cut.pool_bytes());
+      }
       const auto contents = Contents(cut);
       for (const auto& [name, generation] : before_) {
         const auto then = after.find(name);
@@ -197,9 +221,9 @@ class Player {
     before_ = after;
     Ledger successor = Successor();
     ASSERT_EQ(testing::LinesDiffer(successor, ledger_), "");
-    uint64_t reserved = 0;
-    for (const Ledger::Ticket& ticket : tickets_) reserved += ticket.mapped_bytes;
-    ASSERT_EQ(successor.used_bytes() + reserved, ledger_.used_bytes());
+    for (uint32_t gpu = 0; gpu < gpus_; ++gpu) {
+      ASSERT_EQ(successor.used_bytes(gpu) + ReservedBytes(gpu), ledger_.used_bytes(gpu));
+    }
     ASSERT_EQ(successor.lease_count(), ledger_.lease_count());
   }
 
@@ -220,13 +244,22 @@ class Player {
 
   void BeginCreate() {
     const Client& client = PickClient();
+    // One more than there are.
+    const auto gpu = static_cast<uint32_t>(Pick(gpus_ + 1));
     auto ticket = ledger_.BeginCreate(client, PickName(), 1 + Pick(3 * kPage), PickPolicy(client),
-                                      PickFlags());
-    if (ticket) tickets_.push_back(*ticket);
+                                      PickFlags() | gpu << protocol::kFlagGpuShift);
+    if (!ticket) return;
+    ASSERT_EQ(ticket->gpu, gpu);
+    ASSERT_LT(gpu, gpus_);
+    tickets_.push_back(*ticket);
   }
   void BeginReplace() {
-    auto ticket = ledger_.BeginReplace(PickClient(), PickName(), Pick(2) * kPage, PickFlags());
-    if (ticket) tickets_.push_back(*ticket);
+    const std::string name = PickName();
+    const std::optional<uint32_t> gpu = ledger_.GpuOf(name);
+    auto ticket = ledger_.BeginReplace(PickClient(), name, Pick(2) * kPage, PickFlags());
+    if (!ticket) return;
+    ASSERT_EQ(ticket->gpu, gpu);
+    tickets_.push_back(*ticket);
   }
   void FinishTicket() {
     if (tickets_.empty()) return;
@@ -238,7 +271,7 @@ class Player {
     for (const Client& client : clients_) alive = alive || client.id == ticket.client.id;
     Memory memory = NewMemory();
     const uint64_t tag = TagOf(memory);
-    alive_[tag] = ticket.mapped_bytes;
+    alive_[tag] = {.gpu = ticket.gpu, .pool_bytes = ticket.mapped_bytes};
     const auto grant = ledger_.Commit(ticket, std::move(memory), alive, 1);
     if (!grant) return;
     ASSERT_TRUE(generations_.insert(grant->generation).second) << "a generation came twice";
@@ -250,9 +283,12 @@ class Player {
   }
   void Attach() {
     const Client& client = PickClient();
+    const std::string name = PickName();
+    const auto sees = static_cast<uint32_t>(Pick(4 * gpus_)) / 4;
     const auto grant = ledger_.Attach(
-        client, PickName(), Pick(2) == 0 ? Access::kRead : Access::kReadWrite, 0, kGpu, 1);
+        client, name, Pick(2) == 0 ? Access::kRead : Access::kReadWrite, 0, UuidOf(sees), 1);
     if (!grant) return;
+    ASSERT_EQ(grant->memory->gpu, sees) << name;
     ++attached_;
     Remember(client, *grant);
   }
@@ -277,9 +313,11 @@ class Player {
       for (int i = 0; i < 3; ++i) memory.blocks.push_back({std::move(memory.descriptor), kPage});
     }
     memory.offerer_pid = 1;
+    memory.gpu = static_cast<uint32_t>(Pick(gpus_));
+    const uint32_t gpu = memory.gpu;
     const uint64_t tag = TagOf(memory);
     if (!ledger_.Offer(client, PickName(), PickPolicy(client), &memory, 1)) return;
-    alive_[tag] = 0;  // Not part of the pool.
+    alive_[tag] = {.gpu = gpu};
   }
   void Content() {
     const std::string name = PickName();
@@ -323,12 +361,13 @@ class Player {
   }
 
   std::mt19937_64 random_;
+  const uint32_t gpus_;
   Ledger ledger_;
   std::vector<Client> clients_;
   std::vector<Ledger::Ticket> tickets_;
   std::map<uint64_t, HeldLease> leases_;
   std::map<std::string, registry::BufferRecord> shown_;
-  std::map<uint64_t, uint64_t> alive_;  // Memory by tag -> its bytes of the pool.
+  std::map<uint64_t, AliveMemory> alive_;  // By tag.
   std::set<uint64_t> freed_;
   std::set<uint64_t> generations_;
   testing::KeeperModel keeper_;
@@ -342,14 +381,16 @@ class Player {
 class LedgerPropertyTest : public ::testing::TestWithParam<uint64_t> {};
 
 TEST_P(LedgerPropertyTest, InvariantsHoldAfterEveryStep) {
-  Player player(GetParam());
+  const auto gpus = static_cast<uint32_t>(1 + GetParam() % 3);
+  Player player(GetParam(), gpus);
   for (uint64_t step = 0; step < kSteps; ++step) {
     player.Step();
     player.Check();
-    ASSERT_FALSE(HasFatalFailure()) << "seed " << GetParam() << ", step " << step;
+    ASSERT_FALSE(HasFatalFailure())
+        << "seed " << GetParam() << ", step " << step << ", " << gpus << " GPUs";
   }
   player.Finish();
-  EXPECT_GT(player.attached(), kSteps / 50) << "the steps are too tame";
+  EXPECT_GT(player.attached(), kSteps / (50 * gpus)) << "the steps are too tame";
 }
 
 const uint64_t kFirst = gpushm::testing::TestSeed(1);

@@ -93,20 +93,25 @@ std::string Ledger::GenerationProblem(const Kept::Generation& generation,
   if (by_descriptor && !generation.memory) {
     return Concat("its memory was not received, though its transport is ", stated.transport);
   }
+  if (stated.gpu >= gpus_.size()) {
+    return Concat("its GPU is number ", stated.gpu, ", but the pod has ", gpus_.size());
+  }
   if (generation.blocks.size() != stated.blocks) {
     return Concat(generation.blocks.size(), " of its ", stated.blocks, " blocks were received");
   }
+  const OfGpu& gpu = gpus_[stated.gpu];
   if (stated.pooled == 0) {
     if (transport == protocol::Transport::kHost) return {};
-    if (stated.mapped_bytes > limits_.gpu_bytes) {
-      return Concat("it is larger than the GPU: ", stated.mapped_bytes, " of ", limits_.gpu_bytes,
-                    " bytes");
+    if (stated.mapped_bytes > gpu.total_bytes) {
+      return Concat("it is larger than ", NameOfGpu(stated.gpu, "the GPU"), ": ",
+                    stated.mapped_bytes, " of ", gpu.total_bytes, " bytes");
     }
     const uint64_t offered =
         protocol::OfferedBytes(transport, stated.size_bytes, stated.mapped_bytes);
-    if (offered <= limits_.gpu_bytes - offered_bytes_) return {};
-    return Concat("more memory is offered than the GPU has: ", offered, " bytes in addition to ",
-                  offered_bytes_, " of ", limits_.gpu_bytes);
+    if (offered <= gpu.total_bytes - gpu.offered_bytes) return {};
+    return Concat("more memory is offered than ", NameOfGpu(stated.gpu, "the GPU"),
+                  " has: ", offered, " bytes in addition to ", gpu.offered_bytes, " of ",
+                  gpu.total_bytes);
   }
   const uint64_t wanted = RoundUp(stated.size_bytes, limits_.granularity);
   if (stated.mapped_bytes != wanted) {
@@ -114,9 +119,10 @@ std::string Ledger::GenerationProblem(const Kept::Generation& generation,
                   " bytes instead of ", wanted, " for ", stated.size_bytes);
   }
   const uint64_t most_bytes = std::max(limits_.pool_bytes, limits_.granted_bytes);
-  if (stated.mapped_bytes > most_bytes - used_bytes_) {
-    return Concat("the pool has no room for it: it needs ", stated.mapped_bytes, " bytes, and ",
-                  most_bytes - used_bytes_, " of ", most_bytes, " are free");
+  if (stated.mapped_bytes > most_bytes - gpu.used_bytes) {
+    return Concat("the pool", gpus_.size() == 1 ? "" : Concat(" on GPU ", stated.gpu),
+                  " has no room for it: it needs ", stated.mapped_bytes, " bytes, and ",
+                  most_bytes - gpu.used_bytes, " of ", most_bytes, " are free");
   }
   return {};
 }
@@ -135,6 +141,7 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
       Memory refused;
       refused.descriptor = std::move(given.memory);
       refused.blocks = std::move(given.blocks);
+      refused.gpu = stated.gpu < gpus_.size() ? stated.gpu : 0;
       freed_.push_back(std::move(refused));
       continue;
     }
@@ -152,8 +159,10 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
     generation.memory.offset = stated.offset;
     generation.memory.offerer_pid = stated.offerer_pid;
     generation.memory.pooled = stated.pooled == 1;
-    if (stated.pooled == 1) used_bytes_ += stated.mapped_bytes;
-    offered_bytes_ += OfferedBytes(generation.memory);
+    generation.memory.gpu = stated.gpu;
+    OfGpu& gpu = gpus_[stated.gpu];
+    if (stated.pooled == 1) gpu.used_bytes += stated.mapped_bytes;
+    gpu.offered_bytes += OfferedBytes(generation.memory);
     AddGeneration(stated.generation);
   }
   for (const protocol::LinkContent& stated : kept->contents) {
@@ -253,6 +262,7 @@ void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::Pod
   Buffer& buffer = AddBuffer(name, declared ? *declared : StatedPolicy(stated));
   buffer.current = has_current ? stated.current : 0;
   buffer.pending = has_pending ? stated.pending : 0;
+  buffer.gpu = generations_.at(has_current ? stated.current : stated.pending).memory.gpu;
   if (declared) {
     declared_.insert_or_assign(name, *declared);
     restored->settled.insert(name);

@@ -34,7 +34,7 @@ class LedgerRestoreTest : public ::testing::Test {
   LedgerRestoreTest() {
     keeper_.AddClient(kApp.id, kApp.container);
     keeper_.AddClient(kOther.id, kOther.container);
-    ledger_.emplace(kLimits, kGpu, 1000);
+    ledger_.emplace(kLimits, std::vector{LedgerGpu{kGpu}}, 1000);
     ledger_->KeepJournal();
   }
   config::BufferSpec& Spec(const std::string& name) {
@@ -80,7 +80,7 @@ class LedgerRestoreTest : public ::testing::Test {
     return RestartWith(keeper_.Dump());
   }
   Ledger::Restored RestartWith(Ledger::Kept kept) {
-    ledger_.emplace(kLimits, kGpu, 2000);
+    ledger_.emplace(kLimits, std::vector{LedgerGpu{kGpu}}, 2000);
     auto restored = ledger_->Restore(std::move(kept), pod_);
     ledger_->KeepJournal();
     return restored;
@@ -98,12 +98,12 @@ TEST_F(LedgerRestoreTest, EverybodyGoesOnWithWhatTheyHad) {
   const uint64_t generation = Attach(kApp, "weights", Access::kReadWrite).generation;
   const Grant read = Attach(kOther, "weights");
   const Grant made = Create(kApp, "made", kFlagAttach | kFlagUnpublished);
-  const uint64_t used = ledger_->used_bytes();
+  const uint64_t used = ledger_->used_bytes(0);
   const auto restored = Restart();
   EXPECT_THAT(restored.dropped, IsEmpty());
   EXPECT_THAT(restored.settled, ElementsAre("weights"));
   EXPECT_EQ(restored.leases, 3u);
-  EXPECT_EQ(ledger_->used_bytes(), used);
+  EXPECT_EQ(ledger_->used_bytes(0), used);
   EXPECT_EQ(Attach(kOther, "weights").generation, generation);
   EXPECT_TRUE(ledger_->Detach(kOther, read.lease_id));
   EXPECT_FALSE(ledger_->Attach(kOther, "weights", Access::kReadWrite, 0, kGpu, kNow))
@@ -161,7 +161,7 @@ TEST_F(LedgerRestoreTest, AnOfferOfSeveralBlocksIsRestoredWholeOrNotAtAll) {
   for (size_t stated = 0; stated <= statements.size(); ++stated) {
     testing::KeeperModel keeper;
     for (size_t i = 0; i < stated; ++i) keeper.Apply(statements[i]);
-    Ledger successor(LedgerLimits{}, kGpu, 2000);
+    Ledger successor(LedgerLimits{}, {LedgerGpu{kGpu}}, 2000);
     const auto restored = successor.Restore(keeper.Dump(), pod_);
     const bool whole = stated == statements.size();
     EXPECT_EQ(successor.StateOf("offered").has_value(), whole) << stated;
@@ -191,7 +191,7 @@ TEST_F(LedgerRestoreTest, OffersOfMoreThanTheGpuHasAreDropped) {
     ASSERT_TRUE(ledger_->Offer(kApp, name, policy, &memory, kNow));
   }
   for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
-  ledger_.emplace(LedgerLimits{.pool_bytes = 0, .gpu_bytes = 7 * kPage}, kGpu, 2000);
+  ledger_.emplace(LedgerLimits{.pool_bytes = 0}, std::vector{LedgerGpu{kGpu, 7 * kPage}}, 2000);
   const auto restored = ledger_->Restore(keeper_.Dump(), pod_);
   EXPECT_THAT(restored.dropped,
               Contains(HasSubstr(Concat("giant: it is larger than the GPU: ", 99 * kPage, " of ",
@@ -208,15 +208,33 @@ TEST_F(LedgerRestoreTest, WhatNoLongerFitsThePoolStaysIfThePodWasGivenIt) {
   for (const char* const name : {"a", "b", "c"}) Create(kApp, name);
   for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
   ledger_.emplace(
-      LedgerLimits{.pool_bytes = kPage, .granted_bytes = 3 * kPage, .granularity = kPage}, kGpu,
-      2000);
+      LedgerLimits{.pool_bytes = kPage, .granted_bytes = 3 * kPage, .granularity = kPage},
+      std::vector{LedgerGpu{kGpu}}, 2000);
   EXPECT_THAT(ledger_->Restore(keeper_.Dump(), pod_).dropped, IsEmpty());
-  EXPECT_EQ(ledger_->used_bytes(), 3 * kPage);
+  EXPECT_EQ(ledger_->used_bytes(0), 3 * kPage);
   Policy policy;
   policy.creator = kApp.container;
   const auto more = ledger_->BeginCreate(kApp, "d", kPage, policy, 0);
   ASSERT_FALSE(more);
   EXPECT_THAT(more.error().what(), HasSubstr(Concat("the pool has 0 of ", kPage, " left")));
+}
+
+TEST_F(LedgerRestoreTest, WhatIsOnAGpuThatThePodNoLongerHasIsDropped) {
+  const std::vector<LedgerGpu> gpus{{kGpu}, {GpuUuid{{4}}}};
+  ledger_.emplace(kLimits, gpus, 1000);
+  ledger_->KeepJournal();
+  Create(kApp, "first");
+  Create(kApp, "second", uint32_t{1} << protocol::kFlagGpuShift);
+  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+  ledger_.emplace(kLimits, gpus, 2000);
+  EXPECT_THAT(ledger_->Restore(keeper_.Dump(), pod_).dropped, IsEmpty());
+  EXPECT_EQ(ledger_->GpuOf("first"), 0U);
+  EXPECT_EQ(ledger_->GpuOf("second"), 1U);
+  EXPECT_EQ(ledger_->used_bytes(1), kPage);
+  EXPECT_THAT(RestartWith(keeper_.Dump()).dropped,
+              Contains(HasSubstr("of second: its GPU is number 1, but the pod has 1")));
+  EXPECT_TRUE(ledger_->StateOf("first"));
+  EXPECT_FALSE(ledger_->StateOf("second"));
 }
 
 TEST_F(LedgerRestoreTest, ADeclaredSignalKeepsItsPageAndItsRules) {
@@ -247,7 +265,7 @@ TEST_F(LedgerRestoreTest, ANameThatIsDeclaredAsSomethingElseIsMadeAnew) {
   const auto restored = Restart();
   EXPECT_THAT(restored.dropped, Contains(HasSubstr("declared as something else")));
   EXPECT_THAT(restored.settled, IsEmpty());
-  EXPECT_EQ(ledger_->used_bytes(), 0U);
+  EXPECT_EQ(ledger_->used_bytes(0), 0U);
   MakeDeclared();
   EXPECT_TRUE(ledger_->IsPage("now-signal"));
   EXPECT_FALSE(ledger_->IsPage("now-buffer"));
@@ -295,9 +313,9 @@ TEST_F(LedgerRestoreTest, AHeldGenerationOfADeletedBufferStaysCounted) {
   const auto restored = Restart();
   EXPECT_THAT(restored.dropped, IsEmpty());
   EXPECT_EQ(restored.buffers, 0u);
-  EXPECT_EQ(ledger_->used_bytes(), kPage);
+  EXPECT_EQ(ledger_->used_bytes(0), kPage);
   EXPECT_TRUE(ledger_->Detach(kOther, held.lease_id));
-  EXPECT_EQ(ledger_->used_bytes(), 0u);
+  EXPECT_EQ(ledger_->used_bytes(0), 0u);
 }
 
 // ---- loads
@@ -432,13 +450,13 @@ TEST_F(LedgerRestoreTest, WhatDoesNotHoldTogetherIsDroppedAndNamed) {
     const auto restored = RestartWith(std::move(kept));
     EXPECT_THAT(restored.dropped, Contains(HasSubstr(c.said))) << c.said;
     // It continues to work within its invariants.
-    EXPECT_LE(ledger_->used_bytes(), ledger_->pool_bytes());
+    EXPECT_LE(ledger_->used_bytes(0), ledger_->pool_bytes());
     Create(kOther, "next");
     ledger_->EndClient(kApp.id);
     ledger_->EndClient(kOther.id);
     uint64_t used = 0;
     for (const auto& record : ledger_->Records()) used += record.mapped_bytes;
-    EXPECT_LE(ledger_->used_bytes(), used) << "memory that nobody holds is counted: " << c.said;
+    EXPECT_LE(ledger_->used_bytes(0), used) << "memory that nobody holds is counted: " << c.said;
   }
 }
 

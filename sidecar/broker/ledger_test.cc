@@ -78,7 +78,8 @@ class LedgerTest : public ::testing::Test {
     return std::nullopt;
   }
 
-  Ledger ledger_{LedgerLimits{.pool_bytes = 8 * kPage, .granularity = kPage}, kGpu,
+  Ledger ledger_{LedgerLimits{.pool_bytes = 8 * kPage, .granularity = kPage},
+                 {LedgerGpu{kGpu}},
                  kFirstGeneration};
 };
 
@@ -238,17 +239,91 @@ TEST_F(LedgerTest, NamesAreTakenOnceAndFreedByDelete) {
   EXPECT_EQ(CodeOf(ledger_.Delete(kApp, "declared")), As(Code::kDenied));
 }
 
+// ---- several GPUs
+
+constexpr uint32_t OnGpu(uint32_t gpu) { return gpu << protocol::kFlagGpuShift; }
+
+class LedgerGpusTest : public LedgerTest {
+ protected:
+  LedgerGpusTest() {
+    ledger_ = Ledger(LedgerLimits{.pool_bytes = 2 * kPage, .granularity = kPage},
+                     {LedgerGpu{kGpu, 3 * kPage}, LedgerGpu{kSecond, 8 * kPage}}, kFirstGeneration);
+  }
+  Result<uint64_t> Offer(const std::string& name, uint32_t gpu, uint64_t bytes) {
+    Memory memory;
+    memory.transport = protocol::Transport::kCuIpc;
+    memory.size_bytes = memory.mapped_bytes = bytes;
+    memory.offerer_pid = 1;
+    memory.gpu = gpu;
+    return ledger_.Offer(kApp, name, Made(kApp), &memory, kNow);
+  }
+
+  const GpuUuid kSecond{{4, 5, 6}};
+};
+
+TEST_F(LedgerGpusTest, ADeclaredBufferIsOnItsGpuAndComesBackThereOnly) {
+  config::BufferSpec spec = Spec("kv");
+  spec.gpu = 1;
+  spec.on_writer_exit = config::OnWriterExit::kDrop;
+  Declare(spec);
+  EXPECT_EQ(ledger_.used_bytes(0), 0U);
+  EXPECT_EQ(ledger_.used_bytes(1), kPage);
+  EXPECT_EQ(AttachCode(kApp, "kv"), As(Code::kDenied)) << "it sees the first GPU";
+  ASSERT_TRUE(ledger_.Attach(kApp, "kv", Access::kReadWrite, 0, kSecond, kNow));
+  ledger_.EndClient(kApp.id);
+  EXPECT_EQ(ledger_.used_bytes(1), 0U);
+  const auto elsewhere = ledger_.BeginCreate(kApp, "kv", kPage, Made(kApp), 0);
+  ASSERT_EQ(CodeOf(elsewhere), As(Code::kInvalidArgument));
+  EXPECT_THAT(elsewhere.error().ToString(),
+              HasSubstr("declared for GPU 1 of the pod, not for GPU 0"));
+  EXPECT_TRUE(ledger_.BeginCreate(kApp, "kv", kPage, Made(kApp), OnGpu(1)));
+  spec.name = "third";
+  spec.gpu = 2;
+  EXPECT_EQ(CodeOf(ledger_.BeginDeclared(spec)), As(Code::kInvalidArgument));
+}
+
+TEST_F(LedgerGpusTest, EachPoolHasItsOwnRoom) {
+  Create(kApp, "a", OnGpu(1));
+  ASSERT_TRUE(Replace(kApp, "a"));
+  const auto lease = ledger_.Attach(kOther, "a", Access::kRead, 0, kSecond, kNow);
+  ASSERT_TRUE(lease);
+  ASSERT_TRUE(Replace(kApp, "a"));
+  EXPECT_EQ(ledger_.used_bytes(1), 2 * kPage);
+  const auto full = ledger_.BeginReplace(kApp, "a", 0, 0);
+  ASSERT_EQ(CodeOf(full), As(Code::kExhausted));
+  EXPECT_THAT(full.error().what(), HasSubstr("the pool on GPU 1 has 0 of"));
+  EXPECT_THAT(full.error().remedy(), HasSubstr("detach the old one"));
+  Create(kApp, "b", OnGpu(0));
+  const auto ticket = ledger_.BeginCreate(kApp, "c", kPage, Made(kApp), OnGpu(0));
+  ASSERT_TRUE(ticket);
+  EXPECT_EQ(ledger_.used_bytes(0), 2 * kPage);
+  ledger_.Abort(*ticket);
+  EXPECT_EQ(ledger_.used_bytes(0), kPage);
+}
+
+TEST_F(LedgerGpusTest, OffersHaveTheRoomOfTheirGpu) {
+  EXPECT_EQ(CodeOf(Offer("large", 0, 4 * kPage)), As(Code::kInvalidArgument));
+  EXPECT_TRUE(Offer("large", 1, 4 * kPage));
+  EXPECT_TRUE(Offer("small", 0, 3 * kPage));
+  const auto full = Offer("more", 0, kPage);
+  ASSERT_EQ(CodeOf(full), As(Code::kExhausted));
+  EXPECT_THAT(full.error().what(), HasSubstr("on it and GPU 0 has"));
+  ASSERT_TRUE(ledger_.Delete(kApp, "small"));
+  EXPECT_TRUE(Offer("more", 0, kPage));
+  EXPECT_EQ(ledger_.GpuOf("large"), 1U);
+}
+
 TEST_F(LedgerTest, DeletedMemoryStaysUntilItsLastLease) {
   Create(kApp, "a");
   const auto lease = Attach(kOther, "a");
   ASSERT_TRUE(lease);
   ASSERT_TRUE(ledger_.Delete(kApp, "a"));
   EXPECT_TRUE(ledger_.TakeFreed().empty());
-  EXPECT_EQ(ledger_.used_bytes(), kPage);
+  EXPECT_EQ(ledger_.used_bytes(0), kPage);
   Create(kApp, "a");  // The name is free at once.
   ASSERT_TRUE(ledger_.Detach(kOther, lease->lease_id));
   EXPECT_EQ(ledger_.TakeFreed().size(), 1u);
-  EXPECT_EQ(ledger_.used_bytes(), kPage);
+  EXPECT_EQ(ledger_.used_bytes(0), kPage);
 }
 
 TEST_F(LedgerTest, ReplaceMovesTheGenerationAndOldOnesAreStale) {
@@ -260,9 +335,9 @@ TEST_F(LedgerTest, ReplaceMovesTheGenerationAndOldOnesAreStale) {
   EXPECT_EQ(second->memory->size_bytes, 3 * kPage);
   EXPECT_EQ(CodeOf(Attach(kOther, "a", Access::kRead, first.generation)), As(Code::kStale));
   EXPECT_EQ(CodeOf(Attach(kOther, "a", Access::kRead, second->generation)), kOk);
-  EXPECT_EQ(ledger_.used_bytes(), 4 * kPage);
+  EXPECT_EQ(ledger_.used_bytes(0), 4 * kPage);
   ASSERT_TRUE(ledger_.Detach(kOther, old->lease_id));
-  EXPECT_EQ(ledger_.used_bytes(), 3 * kPage);
+  EXPECT_EQ(ledger_.used_bytes(0), 3 * kPage);
   EXPECT_EQ(Replace(kApp, "a")->memory->size_bytes, 3 * kPage) << "0: as before";
 }
 
@@ -287,11 +362,11 @@ TEST_F(LedgerTest, AnUnpublishedReplacementLeavesTheOldOneInUse) {
   // A client that detaches an unpublished generation gives it up.
   ASSERT_TRUE(ledger_.Detach(kApp, next->lease_id));
   EXPECT_EQ(Attach(kOther, "a")->generation, first.generation);
-  EXPECT_EQ(ledger_.used_bytes(), kPage);
+  EXPECT_EQ(ledger_.used_bytes(0), kPage);
   const auto again = Replace(kApp, "a", kFlagAttach | kFlagUnpublished);
   ledger_.EndClient(kApp.id);  // So does a client that dies.
   EXPECT_EQ(Attach(kOther, "a")->generation, first.generation);
-  EXPECT_EQ(ledger_.used_bytes(), kPage);
+  EXPECT_EQ(ledger_.used_bytes(0), kPage);
   EXPECT_EQ(CodeOf(Replace(Client{5, "app"}, "a")), kOk);
 }
 
@@ -300,7 +375,7 @@ TEST_F(LedgerTest, AnUnpublishedBufferGoesWithItsMaker) {
   const auto ended = ledger_.EndClient(kApp.id);
   EXPECT_EQ(ended.leases, 1u);
   EXPECT_THAT(ended.dropped, ElementsAre("a"));
-  EXPECT_EQ(ledger_.used_bytes(), 0u);
+  EXPECT_EQ(ledger_.used_bytes(0), 0u);
   EXPECT_EQ(ledger_.TakeFreed().size(), 1u);
   EXPECT_EQ(AttachCode(kOther, "a"), As(Code::kNotFound));
 }
@@ -310,7 +385,7 @@ TEST_F(LedgerTest, WhatItsMakerDidNotLiveToSeeIsDropped) {
     const auto ticket = ledger_.BeginCreate(kApp, "a", kPage, Made(kApp), flags);
     ASSERT_TRUE(ticket);
     EXPECT_EQ(CodeOf(ledger_.Commit(*ticket, Memory(), false, kNow)), As(Code::kPeerDied));
-    EXPECT_EQ(ledger_.used_bytes(), 0u);
+    EXPECT_EQ(ledger_.used_bytes(0), 0u);
     EXPECT_EQ(ledger_.buffer_count(), 0u);
     EXPECT_EQ(ledger_.TakeFreed().size(), 1u);
   }
@@ -334,14 +409,14 @@ TEST_F(LedgerTest, ABufferMayGoWhileItsReplacementIsAllocated) {
   const Grant anew = Create(kOther, "a");
   EXPECT_EQ(CodeOf(ledger_.Commit(*ticket, Memory(), true, kNow)), As(Code::kNotFound));
   EXPECT_EQ(Attach(kOther, "a")->generation, anew.generation);
-  EXPECT_EQ(ledger_.used_bytes(), kPage);
+  EXPECT_EQ(ledger_.used_bytes(0), kPage);
   EXPECT_EQ(ledger_.TakeFreed().size(), 2u);
 
   Create(kApp, "b", kFlagAttach, policy);
   const auto failing = ledger_.BeginReplace(kOther, "b", 0, 0);
   ledger_.EndClient(kApp.id);
   ledger_.Abort(*failing);
-  EXPECT_EQ(ledger_.used_bytes(), kPage);
+  EXPECT_EQ(ledger_.used_bytes(0), kPage);
 }
 
 // ---- limits
@@ -350,10 +425,10 @@ TEST_F(LedgerTest, ThePoolIsRoundedAndNeverExceeded) {
   const auto ticket = ledger_.BeginCreate(kApp, "a", 7 * kPage + 1, Made(kApp), 0);
   ASSERT_TRUE(ticket);
   EXPECT_EQ(ticket->mapped_bytes, 8 * kPage);
-  EXPECT_EQ(ledger_.used_bytes(), 8 * kPage) << "reserved while it is being allocated";
+  EXPECT_EQ(ledger_.used_bytes(0), 8 * kPage) << "reserved while it is being allocated";
   EXPECT_EQ(CodeOf(ledger_.BeginCreate(kApp, "b", 1, Made(kApp), 0)), As(Code::kExhausted));
   ledger_.Abort(*ticket);
-  EXPECT_EQ(ledger_.used_bytes(), 0u);
+  EXPECT_EQ(ledger_.used_bytes(0), 0u);
   EXPECT_EQ(AttachCode(kApp, "a"), As(Code::kNotFound));
 }
 
@@ -365,7 +440,8 @@ TEST_F(LedgerTest, AFullPoolNamesTheOldGeneration) {
 }
 
 TEST_F(LedgerTest, BuffersGenerationsAndLeasesAreCounted) {
-  Ledger small(LedgerLimits{.pool_bytes = 100 * kPage, .buffers = 2, .leases = 3}, kGpu, 1);
+  Ledger small(LedgerLimits{.pool_bytes = 100 * kPage, .buffers = 2, .leases = 3},
+               {LedgerGpu{kGpu}}, 1);
   const auto made = small.BeginCreate(kApp, "a", 1, Made(kApp), kFlagAttach);
   ASSERT_TRUE(small.Commit(*made, Memory(), true, kNow));
   ASSERT_TRUE(small.BeginCreate(kApp, "b", 1, Made(kApp), 0));
@@ -383,7 +459,7 @@ TEST_F(LedgerTest, BuffersGenerationsAndLeasesAreCounted) {
 }
 
 TEST_F(LedgerTest, OldGenerationsAreBounded) {
-  Ledger roomy(LedgerLimits{.pool_bytes = 100 * kPage}, kGpu, 1);
+  Ledger roomy(LedgerLimits{.pool_bytes = 100 * kPage}, {LedgerGpu{kGpu}}, 1);
   const auto made = roomy.BeginCreate(kApp, "a", 1, Made(kApp), kFlagAttach);
   ASSERT_TRUE(roomy.Commit(*made, Memory(), true, kNow));
   for (uint32_t i = 1; i < limits::kGenerations; ++i) {
@@ -396,7 +472,8 @@ TEST_F(LedgerTest, OldGenerationsAreBounded) {
 
 // The plugin could not keep more.
 TEST_F(LedgerTest, GenerationsOfAllBuffersAreBounded) {
-  Ledger roomy(LedgerLimits{.pool_bytes = 2 * limits::kLinkGenerations * kPage}, kGpu, 1);
+  Ledger roomy(LedgerLimits{.pool_bytes = 2 * limits::kLinkGenerations * kPage}, {LedgerGpu{kGpu}},
+               1);
   for (uint32_t i = 0; i < limits::kLinkGenerations; ++i) {
     const std::string name = Concat("b", i / limits::kGenerations);
     const auto made = i % limits::kGenerations == 0
@@ -417,7 +494,7 @@ TEST_F(LedgerTest, OfferedMemoryIsNotOfThePool) {
   memory.size_bytes = memory.mapped_bytes = 100 * kPage;
   const auto generation = ledger_.Offer(kApp, "a", Made(kApp), &memory, kNow);
   ASSERT_TRUE(generation);
-  EXPECT_EQ(ledger_.used_bytes(), 0u);
+  EXPECT_EQ(ledger_.used_bytes(0), 0u);
   EXPECT_EQ(Attach(kOther, "a")->memory->size_bytes, 100 * kPage);
   EXPECT_EQ(CodeOf(ledger_.Offer(kOther, "a", Made(kOther), &memory, kNow)),
             As(Code::kAlreadyExists));
@@ -427,7 +504,7 @@ TEST_F(LedgerTest, OfferedMemoryIsNotOfThePool) {
 
 // Regression: a cuIpc offer of 64 TiB was believed, and made the node's sums wrong.
 TEST_F(LedgerTest, OffersAreHeldToWhatTheGpuHas) {
-  Ledger ledger(LedgerLimits{.pool_bytes = 0, .gpu_bytes = 8 * kPage}, kGpu, 1);
+  Ledger ledger(LedgerLimits{.pool_bytes = 0}, {LedgerGpu{kGpu, 8 * kPage}}, 1);
   const auto offer = [&](const std::string& name, protocol::Transport transport, uint64_t size,
                          uint64_t mapped) {
     Memory memory;

@@ -27,7 +27,7 @@ class LedgerUnusedTest : public ::testing::Test {
   LedgerUnusedTest() { Start(); }
 
   void Start() {
-    ledger_.emplace(kLimits, GpuUuid{}, 1000);
+    ledger_.emplace(kLimits, std::vector{LedgerGpu{}}, 1000);
     ledger_->KeepJournal();
   }
   static Policy PolicyOf(bool until_unused) {
@@ -66,7 +66,7 @@ class LedgerUnusedTest : public ::testing::Test {
   }
   void ExpectNothing() const {
     EXPECT_EQ(ledger_->buffer_count(), 0U);
-    EXPECT_EQ(ledger_->used_bytes(), 0U);
+    EXPECT_EQ(ledger_->used_bytes(0), 0U);
     EXPECT_TRUE(ledger_->Pages().empty());
   }
 
@@ -97,7 +97,7 @@ TEST_F(LedgerUnusedTest, TenThousandOneAfterAnotherFit) {
     ledger_->TakeEndedParticipants();
     ASSERT_EQ(ledger_->TakeFreed().size(), 2U);
     ASSERT_EQ(ledger_->buffer_count(), 0U);
-    ASSERT_EQ(ledger_->used_bytes(), 0U);
+    ASSERT_EQ(ledger_->used_bytes(0), 0U);
   }
 }
 

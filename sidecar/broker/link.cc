@@ -63,6 +63,36 @@ bool IsTooMuch(const Link::Greeting& greeting) {
          greeting.kept.leases.size() > greeting.welcome.leases;
 }
 
+// Adds the GPU that the message names to those before it.
+Result<void> TakeGpu(const protocol::Message& message, std::vector<Link::Greeting::Gpu>* gpus) {
+  const auto gpu = protocol::ParseLink<protocol::LinkGpu>(message.span());
+  if (!gpu) return std::unexpected(gpu.error());
+  if (gpu->number != gpus->size()) {
+    return Broken(Concat("GPU ", gpu->number, " instead of GPU ", gpus->size()));
+  }
+  const bool twice = std::ranges::any_of(
+      *gpus, [&](const Link::Greeting::Gpu& other) { return other.uuid == gpu->gpu_uuid; });
+  if (twice) {
+    return Broken(Concat("GPU ", gpu->number, " is one that it named before, ",
+                         GpuUuid{gpu->gpu_uuid}.ToString()));
+  }
+  gpus->push_back({.uuid = gpu->gpu_uuid, .lost = gpu->lost == 1});
+  return {};
+}
+
+std::string NoSuchGpu(const protocol::LinkDevice& device,
+                      const std::vector<Link::Greeting::Gpu>& gpus) {
+  return Concat("health of GPU ", device.gpu, ", but the pod has ", gpus.size());
+}
+
+std::string GpusOf(const std::vector<Link::Greeting::Gpu>& gpus) {
+  std::string text = gpus.size() == 1 ? "GPU " : "GPUs ";
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    text += Concat(i == 0 ? "" : " and ", GpuUuid{gpus[i].uuid}.ToString());
+  }
+  return text;
+}
+
 std::string Amounts(const Link::Greeting& greeting) {
   const protocol::LinkWelcome& welcome = greeting.welcome;
   const Ledger::Kept& kept = greeting.kept;
@@ -97,6 +127,7 @@ Result<Link::Greeting> Link::Greet(int64_t wait_ms) {
     Result<Greeting> greeting = TryGreet(deadline);
     if (greeting) {
       welcome_ = greeting->welcome;
+      gpus_ = greeting->gpus;
       return greeting;
     }
     const Code code = greeting.error().code();
@@ -147,6 +178,13 @@ Result<Link::Greeting> Link::TryGreet(const Deadline& deadline) {
   if (!welcome) return std::unexpected(welcome.error());
   if (auto agreed = Agree(*welcome); !agreed) return std::unexpected(agreed.error());
   greeting.welcome = *welcome;
+  greeting.gpus = {{.uuid = welcome->gpu_uuid, .lost = welcome->device_lost == 1}};
+  while (greeting.gpus.size() <= welcome->other_gpus) {
+    if (auto r = protocol::Receive(socket->get(), &message, deadline); !r) {
+      return std::unexpected(r.error());
+    }
+    if (auto r = TakeGpu(message, &greeting.gpus); !r) return std::unexpected(r.error());
+  }
   for (;;) {
     if (auto r = protocol::Receive(socket->get(), &message, deadline); !r) {
       return std::unexpected(r.error());
@@ -161,6 +199,10 @@ Result<Link::Greeting> Link::TryGreet(const Deadline& deadline) {
 
 Result<void> Link::Agree(const protocol::LinkWelcome& welcome) {
   version_ = welcome.version;
+  if (version_ < protocol::kLinkGpusVersion && welcome.other_gpus > 0) {
+    return Broken(Concat("other_gpus is ", welcome.other_gpus, " in link version ", version_,
+                         ", which knows one GPU"));
+  }
   if (version_ <= protocol::kLinkMaxVersion) return {};
   return Fail(Code::kIncompatible,
               Concat("the plugin chose link version ", version_, ", but this broker supports ",
@@ -235,7 +277,8 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
     case LinkKind::kDevice: {
       protocol::LinkDevice device{};
       taken = take(&device);
-      greeting->welcome.device_lost = device.lost;
+      if (device.gpu >= greeting->gpus.size()) return Broken(NoSuchGpu(device, greeting->gpus));
+      greeting->gpus[device.gpu].lost = device.lost == 1;
       break;
     }
     case LinkKind::kEnd:
@@ -278,6 +321,7 @@ void Link::Reconnect() {
     if (done) done = Watch();
   }
   phase_ = Phase::kGreeting;
+  next_gpus_.clear();
   if (!done) return Lose("");
   timer_ = loop_->After(settings_.greeting_ms, [this] {
     timer_ = 0;
@@ -325,8 +369,10 @@ Result<bool> Link::OnMessage() {
                          " descriptors; it has none"));
   }
   const auto kind = static_cast<LinkKind>(header->kind);
-  if (phase_ == Phase::kGreeting && kind == LinkKind::kWelcome) {
-    if (auto welcomed = OnWelcome(message); !welcomed) return std::unexpected(welcomed.error());
+  if (phase_ == Phase::kGreeting &&
+      kind == (next_gpus_.empty() ? LinkKind::kWelcome : LinkKind::kGpu)) {
+    const auto taken = next_gpus_.empty() ? OnWelcome(message) : OnGpu(message);
+    if (!taken) return std::unexpected(taken.error());
     return true;
   }
   if (phase_ != Phase::kUp || kind != LinkKind::kDevice) {
@@ -334,7 +380,8 @@ Result<bool> Link::OnMessage() {
   }
   const auto device = protocol::ParseLink<protocol::LinkDevice>(message.span());
   if (!device) return std::unexpected(device.error());
-  events_.on_device(device->lost == 1, device->reason.data());
+  if (device->gpu >= gpus_.size()) return Broken(NoSuchGpu(*device, gpus_));
+  events_.on_device(device->gpu, device->lost == 1, device->reason.data());
   return true;
 }
 
@@ -342,21 +389,36 @@ Result<void> Link::OnWelcome(const protocol::Message& message) {
   const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
   if (!welcome) return std::unexpected(welcome.error());
   if (auto agreed = Agree(*welcome); !agreed) return agreed;
-  if (welcome->gpu_uuid != welcome_.gpu_uuid || welcome->allocation != welcome_.allocation) {
-    const auto named = [](const protocol::LinkWelcome& by) {
-      return Concat("GPU ", GpuUuid{by.gpu_uuid}.ToString(), ", allocation ",
+  next_welcome_ = *welcome;
+  next_gpus_ = {{.uuid = welcome->gpu_uuid, .lost = welcome->device_lost == 1}};
+  return welcome->other_gpus == 0 ? Welcomed() : Result<void>();
+}
+
+Result<void> Link::OnGpu(const protocol::Message& message) {
+  if (auto taken = TakeGpu(message, &next_gpus_); !taken) return taken;
+  return next_gpus_.size() <= next_welcome_.other_gpus ? Result<void>() : Welcomed();
+}
+
+Result<void> Link::Welcomed() {
+  const bool same_gpus =
+      std::ranges::equal(gpus_, next_gpus_, {}, &Greeting::Gpu::uuid, &Greeting::Gpu::uuid);
+  if (!same_gpus || next_welcome_.allocation != welcome_.allocation) {
+    const auto named = [](const std::vector<Greeting::Gpu>& gpus, const protocol::LinkWelcome& by) {
+      return Concat(GpusOf(gpus), ", allocation ",
                     config::Quote(protocol::FromNameField(by.allocation)));
     };
     return Fail(Code::kIncompatible,
                 Concat("the plugin names a different GPU or allocation than before: ",
-                       named(*welcome), " instead of ", named(welcome_)),
+                       named(next_gpus_, next_welcome_), " instead of ", named(gpus_, welcome_)),
                 "restart the pod, so that its sidecar gets the GPU that the plugin names");
   }
   loop_->Cancel(std::exchange(timer_, 0));
   phase_ = Phase::kUp;
   retry_ms_ = settings_.first_retry_ms;
-  LogInfo("link-connected", {{"allocation", protocol::FromNameField(welcome->allocation)}});
-  events_.on_device(welcome->device_lost == 1, "");
+  LogInfo("link-connected", {{"allocation", protocol::FromNameField(welcome_.allocation)}});
+  for (uint32_t gpu = 0; gpu < next_gpus_.size(); ++gpu) {
+    events_.on_device(gpu, next_gpus_[gpu].lost, "");
+  }
   StateEverything();
   return {};
 }

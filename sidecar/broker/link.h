@@ -10,6 +10,7 @@
 // Threads: the loop's.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -47,7 +48,12 @@ class Link {
       protocol::LinkClient stated;
       UniqueFd pidfd;
     };
+    struct Gpu {
+      std::array<uint8_t, 16> uuid{};
+      bool lost = false;
+    };
     protocol::LinkWelcome welcome{};
+    std::vector<Gpu> gpus;  // By number.
     std::vector<Client> clients;
     Ledger::Kept kept;
   };
@@ -57,7 +63,8 @@ class Link {
     std::function<void()> on_start;
     std::function<std::optional<Statement>()> next;  // The first statement not yet stated.
     std::function<void(const Statement&)> on_stated;
-    std::function<void(bool lost, std::string_view reason)> on_device;
+    // `gpu` is a number of Greeting::gpus.
+    std::function<void(uint32_t gpu, bool lost, std::string_view reason)> on_device;
   };
 
   static constexpr size_t kQueuedChanges = 4096;
@@ -113,6 +120,8 @@ class Link {
   // Adopts the version that the plugin chose.
   Result<void> Agree(const protocol::LinkWelcome& welcome);
   Result<void> OnWelcome(const protocol::Message& message);
+  Result<void> OnGpu(const protocol::Message& message);
+  Result<void> Welcomed();  // Once all of the GPUs are named.
   void StateEverything();
   Result<bool> StateNext();  // False: there is no room.
   Result<bool> TrySend(const Body& body, int descriptor);
@@ -132,7 +141,10 @@ class Link {
   uint16_t version_ = protocol::kLinkMinVersion;  // The version of the connection.
   Phase phase_ = Phase::kDown;
   UniqueFd socket_;
-  protocol::LinkWelcome welcome_{};  // The first welcome; the binding never changes.
+  protocol::LinkWelcome welcome_{};       // The first welcome; the binding never changes.
+  std::vector<Greeting::Gpu> gpus_;       // That it names.
+  protocol::LinkWelcome next_welcome_{};  // During a greeting: what was received so far.
+  std::vector<Greeting::Gpu> next_gpus_;
   std::deque<Queued> queue_;
   bool stating_ = false;
   int64_t retry_ms_ = 0;

@@ -2,14 +2,10 @@
 // the broker at most its link. Method: the real broker, and a hand-made plugin.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/socket.h>
-
-#include <functional>
-#include <thread>
 
 #include "contract/protocol/link.h"
 #include "sidecar/broker/testing/broker_process.h"
+#include "sidecar/broker/testing/fake_plugin.h"
 #include "sidecar/broker/testing/raw_client.h"
 
 namespace gpushm::broker::testing {
@@ -17,50 +13,6 @@ namespace {
 
 using protocol::LinkKind;
 using ::testing::HasSubstr;
-
-// Serves one connection after the other. The test decides what it sends after the greeting.
-class Plugin {
- public:
-  using Talk = std::function<void(int socket, int connection)>;
-  Plugin(const std::string& folder, Talk talk)
-      : listener_(*protocol::Listen(folder + "/" + protocol::kLinkSocketName, 0666)),
-        thread_([this, talk = std::move(talk)] { Run(talk); }) {}
-  ~Plugin() {
-    shutdown(listener_.get(), SHUT_RDWR);
-    thread_.join();
-  }
-
-  template <typename Body>
-  static void Say(int socket, LinkKind kind, const Body& body) {
-    protocol::Buffer bytes;
-    const size_t size = protocol::EncodeLink(kind, body, &bytes);
-    [[maybe_unused]] const auto sent =
-        protocol::Send(socket, {bytes.data(), size}, {}, Deadline::AfterMs(kSoonMs));
-  }
-  static protocol::LinkWelcome Welcome(const std::array<uint8_t, 16>& gpu) {
-    protocol::LinkWelcome welcome{};
-    welcome.version = 1;
-    welcome.gpu_uuid = gpu;
-    welcome.pool_bytes = uint64_t{256} << 20;
-    welcome.allocation = protocol::ToNameField("m0000");
-    return welcome;
-  }
-
- private:
-  void Run(const Talk& talk) {
-    for (int connection = 1;; ++connection) {
-      pollfd poller{.fd = listener_.get(), .events = POLLIN, .revents = 0};
-      poll(&poller, 1, -1);
-      const UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!socket) return;
-      protocol::Message hello;
-      if (!protocol::Receive(socket.get(), &hello, Deadline::AfterMs(kSoonMs))) continue;
-      talk(socket.get(), connection);
-    }
-  }
-  UniqueFd listener_;
-  std::thread thread_;
-};
 
 std::array<uint8_t, 16> SomeGpu() {
   const TempFolder folder;

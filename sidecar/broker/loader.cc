@@ -27,6 +27,7 @@
 #include "platform/transfer/crew.h"
 #include "platform/transfer/gds_file.h"
 #include "platform/transfer/transfer_engine.h"
+#include "sidecar/broker/gpu.h"
 #include "sidecar/broker/spawner.h"
 #include "sidecar/broker/volume_file.h"
 
@@ -40,7 +41,7 @@ constexpr int kLookMs = 100;
 
 struct Arguments {
   std::string direction;
-  int device = 0;
+  ChildGpu gpu;
   uint64_t chunk_bytes = 0;
   uint32_t file_way = 0;
   std::string driver_folder;
@@ -219,17 +220,17 @@ Result<std::string> Move(const Arguments& arguments) {
   const Result<Job> job = TakeJob(arguments);
   if (!job) return std::unexpected(job.error());
   const bool load = arguments.direction == "load";
+  const int device = UseGpu(arguments.gpu);
   const Result<const CudaApi*> api = CudaApi::Load(arguments.driver_folder);
   if (!api) return std::unexpected(api.error());
   if (auto ready = (*api)->Init(); !ready) return std::unexpected(ready.error());
-  const Result<PrimaryContext> context = PrimaryContext::Retain(**api, arguments.device);
+  const Result<PrimaryContext> context = PrimaryContext::Retain(**api, device);
   if (!context) return std::unexpected(context.error());
   if (auto current = context->MakeCurrent(); !current) return std::unexpected(current.error());
   const Result<DeviceMemory> memory = DeviceMemory::Import(**api, job->memory.get());
   if (!memory) return std::unexpected(memory.error());
-  const Result<DeviceMapping> mapping =
-      DeviceMapping::Map(**api, *memory, job->mapped_bytes, arguments.device,
-                         load ? Access::kReadWrite : Access::kRead);
+  const Result<DeviceMapping> mapping = DeviceMapping::Map(
+      **api, *memory, job->mapped_bytes, device, load ? Access::kReadWrite : Access::kRead);
   if (!mapping) return std::unexpected(mapping.error());
   if (job->model) return MoveModel(arguments, **api, *job, mapping->address());
   uint64_t said_bytes = 0;
@@ -272,7 +273,8 @@ int LoaderMain(int argc, char** argv) {
   Arguments arguments;
   CLI::App app("The broker's loader. Only the broker starts it.");
   app.add_option("--direction", arguments.direction)->required();
-  app.add_option("--device", arguments.device)->required();
+  app.add_option("--device", arguments.gpu.device);
+  app.add_option("--visible", arguments.gpu.visible);
   app.add_option("--chunk", arguments.chunk_bytes)->required();
   app.add_option("--file-way", arguments.file_way);
   app.add_option("--driver", arguments.driver_folder);
@@ -291,20 +293,21 @@ int LoaderMain(int argc, char** argv) {
   return 0;
 }
 
-std::vector<std::string> LoaderArguments(protocol::Direction direction, int device,
+std::vector<std::string> LoaderArguments(protocol::Direction direction,
+                                         const std::vector<std::string>& gpu,
                                          const std::string& driver_folder, uint64_t chunk_bytes,
                                          FileWay file_way) {
-  return {"loader",
-          "--direction",
-          direction == protocol::Direction::kLoad ? "load" : "save",
-          "--device",
-          std::to_string(device),
-          "--chunk",
-          std::to_string(chunk_bytes),
-          "--file-way",
-          std::to_string(static_cast<uint32_t>(file_way)),
-          "--driver",
-          driver_folder};
+  std::vector<std::string> arguments = {"loader",
+                                        "--direction",
+                                        direction == protocol::Direction::kLoad ? "load" : "save",
+                                        "--chunk",
+                                        std::to_string(chunk_bytes),
+                                        "--file-way",
+                                        std::to_string(static_cast<uint32_t>(file_way)),
+                                        "--driver",
+                                        driver_folder};
+  arguments.insert(arguments.end(), gpu.begin(), gpu.end());
+  return arguments;
 }
 
 Status ErrorOfLoader(const std::string& line) {

@@ -22,7 +22,9 @@ int LoaderMain(int argc, char** argv);
 
 // ---- for the broker
 
-std::vector<std::string> LoaderArguments(protocol::Direction direction, int device,
+// `gpu` is from Gpu::ChildArguments.
+std::vector<std::string> LoaderArguments(protocol::Direction direction,
+                                         const std::vector<std::string>& gpu,
                                          const std::string& driver_folder, uint64_t chunk_bytes,
                                          FileWay file_way);
 

@@ -29,7 +29,7 @@ struct Flags {
   std::vector<std::string> containers;
   std::vector<std::string> loaders;
   std::string pool;
-  std::string gpu;
+  std::vector<std::string> gpus;
   std::string pod_uid;
   std::string link;
   std::string tools;
@@ -92,7 +92,9 @@ Result<config::BrokerConfig> ReadBase(const Flags& flags) {
     Result<config::PodSpec> pod = config::ParseBuffersEnvironment(buffers, parse);
     if (!pod) return std::unexpected(pod.error().WithContext(config::kBuffersVariable));
     base.pod = std::move(*pod);
-    if (!base.pool_given) base.pool_bytes = config::PoolBytes(base.pod);
+    if (!base.pool_given) {
+      base.pool_bytes = config::PoolBytes(base.pod, config::FullestGpu(base.pod));
+    }
   }
   return base;
 }
@@ -112,13 +114,14 @@ Result<void> ApplyFlags(const Flags& flags, config::BrokerConfig* config) {
     config->pool_given = true;
   }
   if (!flags.link.empty()) config->link = flags.link;
-  if (!flags.gpu.empty()) {
-    const auto choice = config::ParseGpu(flags.gpu);
+  if (!flags.gpus.empty()) config->gpus.clear();
+  for (const std::string& gpu : flags.gpus) {
+    const auto choice = config::ParseGpu(gpu);
     if (!choice) {
       return Fail(Code::kInvalidArgument, Concat("--gpu: ", choice.error()),
                   "write an index or a UUID: --gpu 0, --gpu GPU-1b2c...");
     }
-    config->gpu = *choice;
+    config->gpus.push_back(*choice);
   }
   if (!flags.log_format.empty()) {
     config->log.format = flags.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
@@ -166,9 +169,11 @@ void Declare(CLI::App& app, Flags* flags) {
                  "Like --container, for a container that no list can name because it ends before "
                  "the others run; it may make the first load of each buffer that sets loads: true")
       ->needs("--container");
-  app.add_option("--pool", flags->pool, "Bytes that the buffers may take, for example 8Gi");
-  app.add_option("--gpu", flags->gpu,
-                 "The GPU: index or UUID. It is needed only if several are visible");
+  app.add_option("--pool", flags->pool,
+                 "Bytes that the buffers may take on each GPU, for example 8Gi");
+  app.add_option("--gpu", flags->gpus,
+                 "The GPU: index or UUID. It is needed only if several are visible; with "
+                 "gpushm.io/gpus it is repeated");
   app.add_option("--link", flags->link,
                  "Folder of the plugin's socket (default /run/gpushm-link, if it exists), or none");
   app.add_option(
@@ -222,6 +227,9 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   if (!config) return std::unexpected(config.error());
   if (auto applied = ApplyFlags(flags, &*config); !applied) {
     return std::unexpected(applied.error());
+  }
+  if (auto as_many = config::CheckGpus(*config); !as_many) {
+    return std::unexpected(as_many.error());
   }
   BrokerOptions options;
   options.config = std::move(*config);

@@ -17,9 +17,6 @@
 namespace gpushm::broker {
 namespace {
 
-// Host memory for a child that makes a context. The injector adds the same amount to pods that load
-// something. If the kernel kills such a child for memory, it may kill the broker too.
-constexpr uint64_t kReleaserBytes = uint64_t{512} << 20;
 constexpr std::array kAllNews{signal::News::kOfFirst, signal::News::kOfOthers};
 
 struct MappedPage {
@@ -176,13 +173,13 @@ void Broker::EndForgottenParticipants() {
 }
 
 Result<void> Broker::CheckReleasable(const Client& client, uint64_t lease_id) const {
-  if (options_.memory_limit_bytes >= kReleaserBytes) return {};
+  if (options_.memory_limit_bytes >= kContextHostBytes) return {};
   const auto found = ledger_->FindPage(client, lease_id);
   if (!found) return {};
   const auto mapped = MapPage(found->page);
   if (!mapped || mapped->page.word_generation() == 0) return {};
   return Fail(Code::kUnsupported,
-              Concat("signals in device memory need ", kReleaserBytes >> 20,
+              Concat("signals in device memory need ", kContextHostBytes >> 20,
                      " MiB of host memory in the sidecar when their writer ends, but it has only ",
                      options_.memory_limit_bytes >> 20),
               "annotate the pod with sidecar.gpushm.io/memory: 576Mi, or use a host page");
@@ -193,8 +190,10 @@ Result<void> Broker::CheckReleasable(const Client& client, uint64_t lease_id) co
 void Broker::ReleaseStreams(const std::string& name, const signal::Page& page) {
   if (page.word_generation() == 0 || !signal::Read(page.cell(0)).ended()) return;
   // Such a page was never published with a word, so its content is not trusted.
-  if (options_.memory_limit_bytes < kReleaserBytes) return;
-  releases_->Add({.signal = name, .generation = page.word_generation()});
+  if (options_.memory_limit_bytes < kContextHostBytes) return;
+  const Memory* const word = ledger_->FindWord(name, page.word_generation());
+  if (word == nullptr) return;  // Nobody waits for it.
+  gpus_.at(word->gpu).releases->Add({.signal = name, .generation = page.word_generation()});
 }
 
 }  // namespace gpushm::broker

@@ -12,24 +12,25 @@
 #include "contract/sync/page.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
+#include "sidecar/broker/gpu.h"
 #include "sidecar/broker/spawner.h"
 
 namespace gpushm::broker {
 namespace {
 
 struct Arguments {
-  int device = 0;
+  ChildGpu gpu;
   std::vector<uint64_t> mapped_bytes;  // For each word's memory.
   std::string driver_folder;
   bool die = false;
 };
 
 // Stores one word with a stream operation, so a reader never sees half of it.
-Result<void> StorePoison(const CudaApi& api, const Arguments& arguments, int word, size_t index) {
+Result<void> StorePoison(const CudaApi& api, int device, int word, uint64_t mapped_bytes) {
   const Result<DeviceMemory> memory = DeviceMemory::Import(api, word);
   if (!memory) return std::unexpected(memory.error());
-  const Result<DeviceMapping> mapping = DeviceMapping::Map(
-      api, *memory, arguments.mapped_bytes[index], arguments.device, Access::kReadWrite);
+  const Result<DeviceMapping> mapping =
+      DeviceMapping::Map(api, *memory, mapped_bytes, device, Access::kReadWrite);
   if (!mapping) return std::unexpected(mapping.error());
   if (auto r = api.Check(api.cuStreamWriteValue64(nullptr, mapping->address(), signal::kPoison,
                                                   CU_STREAM_WRITE_VALUE_DEFAULT),
@@ -43,16 +44,18 @@ Result<void> StorePoison(const CudaApi& api, const Arguments& arguments, int wor
 Result<void> StoreAll(const Arguments& arguments) {
   const Result<Order> order = ReceiveOrder(arguments.mapped_bytes.size());
   if (!order) return std::unexpected(order.error());
+  const int device = UseGpu(arguments.gpu);
   const Result<const CudaApi*> api = CudaApi::Load(arguments.driver_folder);
   if (!api) return std::unexpected(api.error());
   if (auto ready = (*api)->Init(); !ready) return ready;
-  const Result<PrimaryContext> context = PrimaryContext::Retain(**api, arguments.device);
+  const Result<PrimaryContext> context = PrimaryContext::Retain(**api, device);
   if (!context) return std::unexpected(context.error());
   if (auto current = context->MakeCurrent(); !current) return current;
   if (arguments.die) raise(SIGKILL);
   Result<void> all;  // A failure for one word does not keep the others from being stored.
   for (size_t i = 0; i < arguments.mapped_bytes.size(); ++i) {
-    const Result<void> stored = StorePoison(**api, arguments, order->descriptors[i].get(), i);
+    const Result<void> stored =
+        StorePoison(**api, device, order->descriptors[i].get(), arguments.mapped_bytes[i]);
     if (!stored && all) all = stored;
   }
   return all;
@@ -65,7 +68,8 @@ int ReleaserMain(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
   Arguments arguments;
   CLI::App app("The broker's releaser. Only the broker starts it.");
-  app.add_option("--device", arguments.device)->required();
+  app.add_option("--device", arguments.gpu.device);
+  app.add_option("--visible", arguments.gpu.visible);
   app.add_option("--mapped", arguments.mapped_bytes)->required();
   app.add_option("--driver", arguments.driver_folder);
   app.add_flag("--test-die", arguments.die);

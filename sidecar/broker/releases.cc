@@ -50,6 +50,7 @@ void Releases::Start() {
     retry_ms_ = 0;
     return;
   }
+  if (!settings_.has_room()) return StartAfter(kFirstRetryMs);
   while (!due_.empty() && at_work_.size() < kWords) {
     at_work_.insert(due_.extract(due_.begin()));
   }
@@ -58,8 +59,8 @@ void Releases::Start() {
 }
 
 Result<void> Releases::TryStart() {
-  std::vector<std::string> arguments = {"releaser", "--device", std::to_string(settings_.device),
-                                        "--driver", settings_.driver_folder};
+  std::vector<std::string> arguments = {"releaser", "--driver", settings_.driver_folder};
+  arguments.insert(arguments.end(), settings_.gpu.begin(), settings_.gpu.end());
   std::vector<int> descriptors;
   for (const Word& word : at_work_) {
     const Memory* const memory = find_(word);

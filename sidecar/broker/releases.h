@@ -1,8 +1,8 @@
-// Ends waits for signals in device memory. Their words get the poison value, which EndCell gives to
-// a page. That needs a context, so a short-lived child, the releaser, does it; there is at most one
-// at a time, for all words that are due. Words that it did not store are tried again, with growing
-// pauses, as long as somebody holds the word and may wait for it. A word may get the poison value
-// twice.
+// Ends waits for signals in the memory of one GPU. Their words get the poison value, which EndCell
+// gives to a page. That needs a context, so a short-lived child, the releaser, does it; there is at
+// most one at a time, for all words that are due. Words that it did not store are tried again, with
+// growing pauses, as long as somebody holds the word and may wait for it. A word may get the poison
+// value twice.
 //
 // The child's contract (releaser.h): it gets the words' memory with an order on its channel
 // (child.h). It exits with 0 when everything is stored; otherwise it writes one line with the
@@ -30,7 +30,9 @@ class Releases {
  public:
   struct Settings {
     std::string driver_folder;
-    int device = 0;
+    std::vector<std::string> gpu;  // From Gpu::ChildArguments.
+    // Whether there is room for a child now. Otherwise it is asked again soon.
+    std::function<bool()> has_room;
     uint32_t first_die = 0;  // For tests: this many children are killed before they store anything.
   };
   struct Word {
@@ -48,6 +50,7 @@ class Releases {
 
   // The writer of the signal has ended.
   void Add(Word word);
+  bool is_running() const { return child_ != nullptr; }
 
  private:
   void StartAfter(int64_t wait_ms);

@@ -22,7 +22,8 @@ std::string NameOf(const protocol::NameField& field) {
   return std::string(protocol::FromNameField(field));
 }
 
-bool NeedsTheGpu(Kind kind) {
+// Which of the pod's GPUs it needs is checked when it is carried out.
+bool NeedsAGpu(Kind kind) {
   return kind == Kind::kAttach || kind == Kind::kCreate || kind == Kind::kReplace ||
          kind == Kind::kOffer || kind == Kind::kStageBlock || kind == Kind::kTransfer ||
          kind == Kind::kMakePage;
@@ -40,10 +41,44 @@ Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) 
 
 }  // namespace
 
+Result<void> Broker::CheckGpu(uint32_t gpu) const {
+  if (!gpus_.at(gpu).lost) return {};
+  return Fail(Code::kDeviceLost,
+              Concat(gpus_.size() == 1 ? "" : Concat("GPU ", gpu, ", "),
+                     gpus_.at(gpu).gpu.info().uuid.ToString(),
+                     gpus_.size() == 1 ? " is lost" : ", is lost"),
+              "reset the GPU or drain the node; until then the GPU is checked regularly");
+}
+
+Result<void> Broker::CheckAnyGpu() const {
+  const auto healthy = std::ranges::find(gpus_, false, &PodGpu::lost);
+  return healthy != gpus_.end() ? Result<void>() : CheckGpu(0);
+}
+
+Result<void> Broker::CheckGpuOf(const std::string& name) const {
+  const std::optional<uint32_t> gpu = ledger_->GpuOf(name);
+  return gpu ? CheckGpu(*gpu) : Result<void>();
+}
+
+std::optional<uint32_t> Broker::FindGpu(const std::array<uint8_t, 16>& uuid) const {
+  for (uint32_t number = 0; number < gpus_.size(); ++number) {
+    if (gpus_[number].gpu.info().uuid.bytes == uuid) return number;
+  }
+  return std::nullopt;
+}
+
+std::string Broker::NamesOfGpus() const {
+  std::string names;
+  for (uint32_t number = 0; number < gpus_.size(); ++number) {
+    names += Concat(number == 0 ? "" : ", ", gpus_[number].gpu.info().uuid.ToString(),
+                    gpus_.size() == 1 ? "" : Concat(" (GPU ", number, ")"));
+  }
+  return names;
+}
+
 Result<void> Broker::OnRequest(Request& request) {
-  if (device_lost_ && NeedsTheGpu(request.to.kind)) {
-    return Fail(Code::kDeviceLost, Concat(gpu_->info().uuid.ToString(), " is lost"),
-                "reset the GPU or drain the node; until then the GPU is checked regularly");
+  if (NeedsAGpu(request.to.kind)) {
+    if (auto r = CheckAnyGpu(); !r) return r;
   }
   switch (request.to.kind) {
     case Kind::kHello:
@@ -98,10 +133,10 @@ Result<void> Broker::OnRequest(Request& request) {
 Result<void> Broker::OnHello(Request& request) {
   protocol::HelloReply reply{};
   reply.version = request.version;
-  reply.simulated = gpu_->simulated() ? 1 : 0;
+  reply.simulated = gpus_.front().gpu.simulated() ? 1 : 0;
   reply.client_id = request.client.id;
   reply.epoch = epoch_;
-  reply.gpu_uuid = gpu_->info().uuid.bytes;
+  reply.gpu_uuid = gpus_.front().gpu.info().uuid.bytes;
   reply.container = protocol::ToNameField(request.client.container);
   reply.token = server_->Identify(request.client.id)->token;
   reply.resumed = request.resumed ? 1 : 0;
@@ -118,6 +153,7 @@ Result<void> Broker::OnAttach(Request& request) {
   if (draining_) {
     return Fail(Code::kUnavailable, "the sidecar is shutting down", "the pod is being stopped");
   }
+  if (auto r = CheckGpuOf(NameOf(body->name)); !r) return r;
   if (request.version < VersionOf(Kind::kMakePage) && ledger_->IsPage(NameOf(body->name))) {
     return Fail(
         Code::kUnsupported,
@@ -202,18 +238,11 @@ Result<void> Broker::OnCreate(Request& request) {
   const auto body = protocol::Parse<protocol::CreateRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
   if (draining_) return Fail(Code::kUnavailable, "the sidecar is shutting down");
-  if (const uint32_t gpu = protocol::GpuOfFlags(body->flags); gpu > 0) {
-    return Fail(Code::kInvalidArgument,
-                Concat("buffer \"", NameOf(body->name), "\" is for GPU ", gpu,
-                       ", but the pod has one GPU, number 0"),
-                "use GPU 0, or give the pod more GPUs with gpushm.io/gpus");
-  }
   const auto ticket = ledger_->BeginCreate(
       request.client, NameOf(body->name), body->size_bytes,
       PolicyFor(request.client, body->flags, body->on_writer_exit), body->flags);
   if (!ticket) return std::unexpected(ticket.error());
-  Allocate(*ticket, request.to);
-  return {};
+  return Allocate(*ticket, request.to);
 }
 
 Result<void> Broker::OnReplace(Request& request) {
@@ -223,19 +252,24 @@ Result<void> Broker::OnReplace(Request& request) {
   const auto ticket =
       ledger_->BeginReplace(request.client, NameOf(body->name), body->size_bytes, body->flags);
   if (!ticket) return std::unexpected(ticket.error());
-  Allocate(*ticket, request.to);
-  return {};
+  return Allocate(*ticket, request.to);
 }
 
-void Broker::Allocate(const Ledger::Ticket& ticket, const ReplyTo& to) {
+Result<void> Broker::Allocate(const Ledger::Ticket& ticket, const ReplyTo& to) {
+  if (auto r = CheckGpu(ticket.gpu); !r) {
+    ledger_->Abort(ticket);
+    Apply();
+    return r;
+  }
   ++driver_calls_;
-  driver_worker_.Run([this, loop = loop_, gpu = *gpu_, ticket, to] {
+  drivers_.at(ticket.gpu)->Run([this, loop = loop_, gpu = gpus_.at(ticket.gpu).gpu, ticket, to] {
     auto made = std::make_shared<Result<UniqueFd>>(gpu.Allocate(ticket.mapped_bytes));
     loop->Post([this, ticket, to, made] {
       --driver_calls_;
       Allocated(ticket, to, std::move(*made));
     });
   });
+  return {};
 }
 
 void Broker::Allocated(const Ledger::Ticket& ticket, const ReplyTo& to,
@@ -291,7 +325,7 @@ Result<void> Broker::OnStageBlock(Request& request) {
                        request.message->descriptors.size(), " descriptors; it needs 1"));
   }
   const int descriptor = request.message->descriptors[0].get();
-  if (auto r = CheckMemory(descriptor, gpu_->memory_kind()); !r) {
+  if (auto r = CheckMemory(descriptor, gpus_.front().gpu.memory_kind()); !r) {
     LogWarning("offer-refused",
                {{"container", request.client.container}, {"reason", r.error().what()}});
     return r;
@@ -352,15 +386,18 @@ Result<void> Broker::OnOffer(Request& request) {
     return Fail(Code::kCorrupt, Concat("an offer with transport ", body->transport, " came with ",
                                        request.message->descriptors.size(), " descriptors"));
   }
-  if (body->gpu_uuid != gpu_->info().uuid.bytes) {
+  const std::optional<uint32_t> gpu = FindGpu(body->gpu_uuid);
+  if (!gpu) {
     return Fail(Code::kInvalidArgument,
                 Concat("the offered memory is on ", GpuUuid{body->gpu_uuid}.ToString(),
-                       ", but this broker serves ", gpu_->info().uuid.ToString()),
-                "offer memory of the pod's GPU, or copy it there");
+                       ", but this broker serves ", NamesOfGpus()),
+                gpus_.size() == 1 ? "offer memory of the pod's GPU, or copy it there"
+                                  : "offer memory of one of the pod's GPUs, or copy it there");
   }
+  if (auto r = CheckGpu(*gpu); !r) return r;
   if (vmm) {  // The plugin keeps it and relies on the broker's check of what it is.
     const int descriptor = request.message->descriptors[0].get();
-    if (auto r = CheckMemory(descriptor, gpu_->memory_kind()); !r) {
+    if (auto r = CheckMemory(descriptor, gpus_.front().gpu.memory_kind()); !r) {
       LogWarning("offer-refused", {{"buffer", NameOf(body->name)},
                                    {"container", request.client.container},
                                    {"reason", r.error().what()}});
@@ -374,6 +411,7 @@ Result<void> Broker::OnOffer(Request& request) {
   memory.cuipc_handle = body->cuipc_handle;
   memory.offset = body->offset;
   memory.offerer_pid = body->pid;
+  memory.gpu = *gpu;
   if (vmm) memory.descriptor = std::move(request.message->descriptors[0]);
   const std::string name = NameOf(body->name);
   Result<uint64_t> generation = 0;
@@ -440,13 +478,15 @@ Result<void> Broker::OnBrokerInfo(Request& request) {
   if (!body) return std::unexpected(body.error());
   protocol::BrokerInfoReply reply{};
   reply.container = protocol::ToNameField(request.client.container);
-  reply.gpu_uuid = gpu_->info().uuid.bytes;
-  reply.pool_bytes = ledger_->pool_bytes();
-  reply.used_bytes = ledger_->used_bytes();
+  reply.gpu_uuid = gpus_.front().gpu.info().uuid.bytes;
+  for (uint32_t gpu = 0; gpu < gpus_.size(); ++gpu) {
+    reply.pool_bytes += ledger_->pool_bytes();
+    reply.used_bytes += ledger_->used_bytes(gpu);
+  }
   reply.epoch = epoch_;
   reply.clients = server_->connected();
   reply.leases = static_cast<uint32_t>(ledger_->lease_count());
-  reply.simulated = gpu_->simulated() ? 1 : 0;
+  reply.simulated = gpus_.front().gpu.simulated() ? 1 : 0;
   reply.version = request.version;
   server_->Reply(request.to, reply);
   return {};
@@ -456,12 +496,14 @@ Result<void> Broker::OnGpus(Request& request) {
   const auto body = protocol::Parse<protocol::GpusRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
   protocol::GpusReply reply{};
-  reply.count = 1;
-  reply.entries[0] = {.gpu_uuid = gpu_->info().uuid.bytes,
-                      .pool_bytes = ledger_->pool_bytes(),
-                      .used_bytes = ledger_->used_bytes(),
-                      .lost = device_lost_ ? 1U : 0U,
-                      .reserved = 0};
+  for (const PodGpu& gpu : gpus_) {
+    reply.entries[reply.count] = {.gpu_uuid = gpu.gpu.info().uuid.bytes,
+                                  .pool_bytes = ledger_->pool_bytes(),
+                                  .used_bytes = ledger_->used_bytes(reply.count),
+                                  .lost = gpu.lost ? 1U : 0U,
+                                  .reserved = 0};
+    ++reply.count;
+  }
   server_->Reply(request.to, reply);
   return {};
 }
@@ -473,6 +515,7 @@ Result<uint64_t> Broker::StartTransfer(const Client& client, TransferJob job, Op
   if (!memory) return std::unexpected(memory.error());
   job.client_id = client.id;
   job.container = client.container;
+  job.gpu = (*memory)->gpu;
   job.memory = (*memory)->descriptor.get();
   // A save writes the content, unless all of the buffer was requested.
   const bool content = direction == protocol::Direction::kSave;
@@ -505,6 +548,7 @@ Result<void> Broker::OnTransfer(Request& request) {
     description = std::make_shared<LoadDescription>(std::move(descriptors[1]), *bytes);
   }
   const std::string name = NameOf(body->name);
+  if (auto r = CheckGpuOf(name); !r) return r;
   // From an older library it means all of the buffer.
   if (request.version < protocol::kContentVersion && direction == protocol::Direction::kSave) {
     direction = protocol::Direction::kSaveWhole;

@@ -53,26 +53,52 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
   if (!answered) return std::unexpected(answered.error());
   *greeting = std::move(*answered);
   const protocol::LinkWelcome& welcome = greeting->welcome;
-  const std::string uuid = GpuUuid{welcome.gpu_uuid}.ToString();
-  if (config.gpu && !config.gpu->uuid.empty() && config.gpu->uuid.substr(4) != uuid.substr(4)) {
-    return Fail(
-        Code::kInvalidArgument,
-        Concat("gpu: ", config.gpu->uuid, " is not the GPU that this pod was given, ", uuid),
-        "remove gpu from the configuration, or leave --gpu out");
-  }
-  config.gpu = config::GpuChoice{.uuid = uuid, .index = 0};
-  const uint64_t wanted = config.pool_given ? config.pool_bytes : config::PoolBytes(config.pod);
+  if (auto taken = TakeGpus(*greeting); !taken) return taken;
+  const uint64_t needed = config::PoolBytes(config.pod, config::FullestGpu(config.pod));
+  const uint64_t wanted = config.pool_given ? config.pool_bytes : needed;
   if (wanted > welcome.pool_bytes) {
-    return Fail(Code::kExhausted,
-                Concat("the buffers and the pool need ", wanted, " bytes, but the pod was given ",
-                       welcome.pool_bytes),
-                "request more gpushm.io/memory, or use smaller buffers");
+    const bool several = config.gpus.size() > 1;
+    return Fail(
+        Code::kExhausted,
+        Concat("the buffers and the pool need ", wanted, several ? " bytes of a GPU" : " bytes",
+               ", but the pod was given ", welcome.pool_bytes, several ? " of each" : ""),
+        "request more gpushm.io/memory, or use smaller buffers");
   }
   if (config.pool_given) return {};
   // What the pod reserved for its containers, for loading and for MPS is not the pool's, so no
   // buffer takes it. What rounding up to whole units left over is.
-  const uint64_t reserved = config::GpuBytes(config.pod) - config::PoolBytes(config.pod);
+  const uint64_t reserved = config::GpuBytes(config.pod) - needed;
   config.pool_bytes = std::max(wanted, welcome.pool_bytes - std::min(reserved, welcome.pool_bytes));
+  return {};
+}
+
+// The GPUs that the plugin names are the pod's.
+Result<void> Broker::TakeGpus(const Link::Greeting& greeting) {
+  config::BrokerConfig& config = options_.config;
+  if (greeting.gpus.size() < config.pod.gpus) {
+    return Fail(Code::kIncompatible,
+                Concat("gpushm.io/gpus is ", config.pod.gpus, ", but the plugin gave this pod ",
+                       greeting.gpus.size()),
+                greeting.welcome.version < protocol::kLinkGpusVersion
+                    ? "update gpushm's plugin on this node: it knows pods of one GPU only"
+                    : Concat("let the sidecar request gpushm.io/attach: ", config.pod.gpus));
+  }
+  std::vector<config::GpuChoice> given;
+  for (const Link::Greeting::Gpu& gpu : greeting.gpus) {
+    given.push_back({.uuid = GpuUuid{gpu.uuid}.ToString(), .index = 0});
+  }
+  for (size_t i = 0; i < config.gpus.size(); ++i) {
+    const std::string& chosen = config.gpus[i].uuid;
+    if (i < given.size() && (chosen.empty() || chosen.substr(4) == given[i].uuid.substr(4))) {
+      continue;
+    }
+    return Fail(Code::kInvalidArgument,
+                Concat("gpu: ", chosen.empty() ? std::to_string(config.gpus[i].index) : chosen,
+                       " is not the GPU that this pod was given, ",
+                       i < given.size() ? given[i].uuid : "as it has no more of them"),
+                "remove gpu from the configuration, or leave --gpu out");
+  }
+  config.gpus = std::move(given);
   return {};
 }
 
@@ -104,21 +130,21 @@ void Broker::RestoreClients(std::vector<Link::Greeting::Client> clients) {
 
 // ---- having a successor
 
-Result<void> Broker::RunLink(bool device_lost) {
+Result<void> Broker::RunLink(const std::vector<Link::Greeting::Gpu>& gpus) {
   if (!link_) return {};
   ledger_->KeepJournal();
-  OnDevice(device_lost, "");
+  for (uint32_t gpu = 0; gpu < gpus.size(); ++gpu) OnDevice(gpu, gpus[gpu].lost, "");
   return link_->Run(
       registry_->fd(), counters_->fd(),
-      Link::Events{
-          .on_start =
-              [this] {
-                announced_.clear();
-                stated_ = {};
-              },
-          .next = [this] { return NextStatement(); },
-          .on_stated = [this](const Statement& statement) { OnStated(statement); },
-          .on_device = [this](bool lost, std::string_view reason) { OnDevice(lost, reason); }});
+      Link::Events{.on_start =
+                       [this] {
+                         announced_.clear();
+                         stated_ = {};
+                       },
+                   .next = [this] { return NextStatement(); },
+                   .on_stated = [this](const Statement& statement) { OnStated(statement); },
+                   .on_device = [this](uint32_t gpu, bool lost,
+                                       std::string_view reason) { OnDevice(gpu, lost, reason); }});
 }
 
 std::optional<Statement> Broker::ClientStatement(uint64_t client_id) const {
@@ -173,14 +199,19 @@ void Broker::OnStated(const Statement& statement) {
   }
 }
 
-void Broker::OnDevice(bool lost, std::string_view reason) {
-  if (lost == device_lost_) return;
-  device_lost_ = lost;
-  registry_->SetDeviceLost(lost);
+void Broker::OnDevice(uint32_t gpu, bool lost, std::string_view reason) {
+  if (lost == gpus_.at(gpu).lost) return;
+  gpus_.at(gpu).lost = lost;
+  uint32_t lost_gpus = 0;
+  for (uint32_t number = 0; number < gpus_.size(); ++number) {
+    lost_gpus |= gpus_[number].lost ? uint32_t{1} << number : 0;
+  }
+  registry_->SetLostGpus(lost_gpus);
+  const std::string uuid = gpus_.at(gpu).gpu.info().uuid.ToString();
   if (lost) {
-    LogError("gpu-unhealthy", {{"gpu", gpu_->info().uuid.ToString()}, {"reason", reason}});
+    LogError("gpu-unhealthy", {{"gpu", uuid}, {"reason", reason}});
   } else {
-    LogInfo("gpu-healthy", {{"gpu", gpu_->info().uuid.ToString()}});
+    LogInfo("gpu-healthy", {{"gpu", uuid}});
   }
 }
 

@@ -19,8 +19,6 @@
 namespace gpushm::broker {
 namespace {
 
-// Transfers at the same time. Each makes a context (523 MiB) and pins three chunks.
-constexpr size_t kRunning = 1;
 // Results kept for clients that have not asked for them yet.
 constexpr size_t kKept = 64;
 // Checks of a transfer within the time that it may stall.
@@ -119,9 +117,23 @@ Result<void> Transfers::HasRoom(const TransferJob& job) {
         "make that file's file system respond, or abort it (FUSE: "
         "/sys/fs/fuse/connections); the event child-hangs in the sidecar's log shows the call");
   }
-  if (running_ < kRunning || FindSlow() != transfers_.end()) return {};
-  return Fail(Code::kBusy, "another load or save of this pod is in progress",
-              "wait until it has ended");
+  if (running_ < settings_.at_once && !IsTaken(job.gpu)) return {};
+  if (FindSlow(job.gpu) != transfers_.end()) return {};
+  if (settings_.gpus.size() == 1) {
+    return Fail(Code::kBusy, "another load or save of this pod is in progress",
+                "wait until it has ended");
+  }
+  if (IsTaken(job.gpu)) {
+    return Fail(Code::kBusy,
+                Concat("another load or save on GPU ", job.gpu, " of this pod is in progress"),
+                "wait until it has ended");
+  }
+  return Fail(Code::kBusy,
+              Concat(running_,
+                     " loads and saves of this pod are in progress, as many as the "
+                     "sidecar has host memory for"),
+              "wait until one has ended, or annotate the pod with more sidecar.gpushm.io/memory: "
+              "512Mi for each GPU, and 64Mi");
 }
 
 Result<uint64_t> Transfers::Start(const TransferJob& job) {
@@ -129,8 +141,9 @@ Result<uint64_t> Transfers::Start(const TransferJob& job) {
   if (auto fits = CheckFileMode(job); !fits) return std::unexpected(fits.error());
   const Result<uint64_t> total = TotalBytes(job);
   if (!total) return std::unexpected(total.error());
-  std::vector<std::string> arguments = LoaderArguments(
-      job.direction, settings_.device, settings_.driver_folder, job.chunk_bytes, job.file_way);
+  std::vector<std::string> arguments =
+      LoaderArguments(job.direction, settings_.gpus.at(job.gpu), settings_.driver_folder,
+                      job.chunk_bytes, job.file_way);
   if (job.description) arguments.emplace_back("--described");
   auto loader = children_->Start(arguments, {});
   if (!loader) return std::unexpected(loader.error());
@@ -160,9 +173,11 @@ Result<uint64_t> Transfers::Run(const TransferJob& job, OpenedFile* file) {
     return std::unexpected(sent.error());
   }
   // From here on nothing can be refused.
-  if (running_ == kRunning) GiveWay();
-  // All kept transfers have ended. A client that gave up never asks for its result.
-  while (transfers_.size() >= kKept) transfers_.erase(transfers_.begin());
+  if (running_ == settings_.at_once || IsTaken(job.gpu)) GiveWay(job.gpu);
+  // A client that gave up never asks for its result.
+  for (auto kept = transfers_.begin(); transfers_.size() >= kKept && kept != transfers_.end();) {
+    kept = kept->second.loader ? std::next(kept) : transfers_.erase(kept);
+  }
   const uint64_t id = next_id_++;
   Transfer& transfer = transfers_[id];
   transfer.state.client_id = job.client_id;
@@ -171,6 +186,7 @@ Result<uint64_t> Transfers::Run(const TransferJob& job, OpenedFile* file) {
   transfer.forget = job.client_id == 0;
   transfer.container = job.container;
   transfer.buffer = job.buffer;
+  transfer.gpu = job.gpu;
   transfer.direction = job.direction;
   transfer.loader = std::move(file->loader);
   transfer.loader->SetEvents({.on_line = [this, id](const std::string& line) { OnLine(id, line); },
@@ -262,16 +278,23 @@ void Transfers::LookForStall(uint64_t id) {
       loop_->After(std::max<int64_t>(limit_ms / kStallLooks, 1), [this, id] { LookForStall(id); });
 }
 
-std::map<uint64_t, Transfers::Transfer>::iterator Transfers::FindSlow() {
-  return std::find_if(transfers_.begin(), transfers_.end(), [](const auto& item) {
+bool Transfers::IsTaken(uint32_t gpu) const {
+  return std::any_of(transfers_.begin(), transfers_.end(), [gpu](const auto& item) {
+    return item.second.loader && item.second.gpu == gpu;
+  });
+}
+
+std::map<uint64_t, Transfers::Transfer>::iterator Transfers::FindSlow(uint32_t gpu) {
+  const bool is_taken = IsTaken(gpu);
+  return std::find_if(transfers_.begin(), transfers_.end(), [&](const auto& item) {
     const Transfer& transfer = item.second;
-    return transfer.loader && transfer.may_stall &&
+    return transfer.loader && transfer.may_stall && (!is_taken || transfer.gpu == gpu) &&
            MonotonicNs() - transfer.moved_ns >= kGiveWayMs * 1'000'000;
   });
 }
 
-void Transfers::GiveWay() {
-  const auto slow = FindSlow();  // HasRoom has checked that there is one.
+void Transfers::GiveWay(uint32_t gpu) {
+  const auto slow = FindSlow(gpu);  // HasRoom has checked that there is one.
   slow->second.state.gave_way = true;
   slow->second.loader->Kill();
   OnLoaderEnded(slow->first, SIGKILL);  // It ends soon, or hangs; nobody waits for it.

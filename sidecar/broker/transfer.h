@@ -9,7 +9,9 @@
 // at the end "ok <bytes> <FileWay> <moving_ns> <link_bytes_per_second>" or "error <code> <text>".
 // The broker parses its output as untrusted input. If it ends without "ok", the transfer failed.
 //
-// One transfer runs at a time, and none can block the others for long:
+// One transfer runs at a time on each GPU, because a second one would not make the link to it any
+// faster. Those of different GPUs run at once, as far as the sidecar's memory has room for their
+// contexts (Settings::at_once). None can block the others for long:
 //   - A client's transfer, or one with a pipe, that makes no progress for Settings::stall_ms is
 //     ended.
 //   - A load of the broker's own (file:) that makes no progress gives its place to any other
@@ -55,6 +57,7 @@ struct TransferJob {
   uint64_t client_id = 0;      // 0 for the broker's own (file:).
   std::string container = {};  // The client's.
   std::string buffer = {};
+  uint32_t gpu = 0;  // The number of the buffer's GPU.
   protocol::Direction direction = protocol::Direction::kLoad;
   int memory = -1;  // Not owned; duplicated for the child.
   int file = -1;    // The client's, not owned; sent on. The broker's own file is an OpenedFile.
@@ -93,7 +96,8 @@ class Transfers {
 
   struct Settings {
     std::string driver_folder;
-    int device = 0;
+    std::vector<std::vector<std::string>> gpus;  // By number; see Gpu::ChildArguments.
+    size_t at_once = 1;                          // The most transfers at the same time.
     // How long a client's transfer, or one with a pipe, may move no byte.
     int64_t stall_ms = 0;
   };
@@ -101,7 +105,8 @@ class Transfers {
   Transfers(EventLoop* loop, Children* children, Settings settings, Events events);
   ~Transfers();
 
-  // Returns the transfer's number. Fails with kBusy if another one runs.
+  // Returns the transfer's number. Fails with kBusy if another one runs on that GPU, or if as many
+  // run as may at once.
   Result<uint64_t> Start(const TransferJob& job);
   // The same for the broker's own. Takes the loader over only on success.
   Result<uint64_t> Start(const TransferJob& job, OpenedFile* file);
@@ -119,6 +124,7 @@ class Transfers {
     TransferState state;
     std::string container;  // The client's.
     std::string buffer;
+    uint32_t gpu = 0;
     protocol::Direction direction;
     std::unique_ptr<Child> loader;  // While it runs.
     bool said_ok = false;
@@ -134,9 +140,11 @@ class Transfers {
   // Also succeeds if there will be room; see GiveWay.
   Result<void> HasRoom(const TransferJob& job);
   Result<uint64_t> Run(const TransferJob& job, OpenedFile* file);
-  // A transfer that gives its place to any other one, or end().
-  std::map<uint64_t, Transfer>::iterator FindSlow();
-  void GiveWay();
+  bool IsTaken(uint32_t gpu) const;  // A transfer runs there.
+  // A transfer that gives its place to one on `gpu`, or end(): one there, if that GPU's place is
+  // taken.
+  std::map<uint64_t, Transfer>::iterator FindSlow(uint32_t gpu);
+  void GiveWay(uint32_t gpu);
   void OnLine(uint64_t id, const std::string& line);
   void OnLoaderEnded(uint64_t id, int status);
   void SetResult(Transfer& transfer, int status) const;

@@ -191,7 +191,7 @@ typedef struct gpushm_info {
   /* Of the generation's description (gpushm_description_open). 0: it has none, or its content is
    * LOADING or FAILED, or the library or the broker is older than version 0.2. */
   uint64_t description_bytes;
-  uint32_t gpu;      /* Index of the GPU, among those of the pod, that holds the bytes: 0. */
+  uint32_t gpu;      /* Number of the GPU, among those of the pod, that holds the bytes. */
   uint32_t reserved; /* 0. */
 } gpushm_info;
 
@@ -247,19 +247,36 @@ GPUSHM_API gpushm_status gpushm_list_holders(gpushm_client* client, const char* 
 /* What the broker knows about itself. */
 typedef struct gpushm_broker_info {
   size_t struct_size;
-  char container[GPUSHM_NAME_BYTES]; /* The container of this process, as the broker sees it. */
-  uint8_t gpu_uuid[GPUSHM_UUID_BYTES];
-  uint64_t pool_bytes;   /* Memory for the pod's buffers. */
-  uint64_t used_bytes;   /* Allocated now: rounded sizes of all generations. */
-  uint64_t broker_epoch; /* Increases with each restart of the broker. */
-  uint32_t protocol;     /* Version of the protocol in use. */
-  uint32_t clients;      /* Connected now. */
+  char container[GPUSHM_NAME_BYTES];   /* The container of this process, as the broker sees it. */
+  uint8_t gpu_uuid[GPUSHM_UUID_BYTES]; /* Of the first GPU; see gpushm_list_gpus. */
+  uint64_t pool_bytes;                 /* Memory for the pod's buffers, on all of its GPUs. */
+  uint64_t used_bytes;                 /* Allocated now: rounded sizes of all generations. */
+  uint64_t broker_epoch;               /* Increases with each restart of the broker. */
+  uint32_t protocol;                   /* Version of the protocol in use. */
+  uint32_t clients;                    /* Connected now. */
   uint32_t leases;
   uint32_t simulated; /* 1: the simulated driver. */
 } gpushm_broker_info;
 /* Requests the broker's state. It waits GPUSHM_DEFAULT_TIMEOUT_MS at most.
  * Errors: UNAVAILABLE, TIMEOUT. */
 GPUSHM_API gpushm_status gpushm_broker_get_info(gpushm_client* client, gpushm_broker_info* info);
+
+/* One of the pod's GPUs. */
+typedef struct gpushm_gpu_info {
+  size_t struct_size;
+  uint8_t gpu_uuid[GPUSHM_UUID_BYTES];
+  uint64_t pool_bytes; /* Memory for the pod's buffers there. */
+  uint64_t used_bytes; /* Allocated now: rounded sizes of all generations there. */
+  uint32_t gpu;        /* Its number: 0 for the first. */
+  uint32_t lost;       /* 1: it is unhealthy, and what is on it is DEVICE_LOST. */
+} gpushm_gpu_info;
+
+/* Lists the pod's GPUs in the order of their numbers; a pod has one unless its annotation
+ * gpushm.io/gpus says more. `capacity`, `count` and the struct_size of the first entry are as in
+ * gpushm_list. It waits GPUSHM_DEFAULT_TIMEOUT_MS at most.
+ * Errors: UNAVAILABLE, TIMEOUT. */
+GPUSHM_API gpushm_status gpushm_list_gpus(gpushm_client* client, gpushm_gpu_info* infos,
+                                          size_t capacity, size_t* count);
 
 /* ------------------------------------------------------------------ attaching */
 
@@ -407,7 +424,9 @@ typedef struct gpushm_create_options {
    * If this process ends before that, it is deleted. 0: they see it at once, zeroed. */
   uint32_t unpublished;
   int64_t timeout_ms;
-  uint32_t gpu;   /* Index of the GPU, among those of the pod. Others than 0 are UNSUPPORTED. */
+  /* Number of the GPU among the pod's, for gpushm_create; 0 is the first. Another than 0 is
+   * UNSUPPORTED by a sidecar of version 0.1. */
+  uint32_t gpu;
   uint32_t exist; /* gpushm_exist, for gpushm_create. */
   /* What the content is, for a later version that compares it when a buffer is attached. All 0: not
    * said. Anything else is UNSUPPORTED. */
@@ -417,19 +436,20 @@ typedef struct gpushm_create_options {
 /* Makes a buffer of `size_bytes` in the pod's pool and attaches it for writing. If `attachment` is
  * NULL, the buffer is made but not attached, which is not possible with `unpublished`. With
  * GPUSHM_EXIST_REPLACE, a buffer that exists gets a new generation of `size_bytes`, and keeps its
- * own `writers`, `one_writer` and `on_writer_exit`.
+ * own `gpu`, `writers`, `one_writer` and `on_writer_exit`.
  * Errors: ALREADY_EXISTS, EXHAUSTED (the pool or the GPU is full; the text says how much is free),
- * INVALID_ARGUMENT, UNSUPPORTED (`gpu`, `exist` or `type`), TIMEOUT (also if other processes made
- * and deleted the name until then); with GPUSHM_EXIST_REPLACE also those of gpushm_replace. */
+ * INVALID_ARGUMENT (also: the pod has no such `gpu`), UNSUPPORTED (`gpu`, `exist` or `type`),
+ * TIMEOUT (also if other processes made and deleted the name until then); with GPUSHM_EXIST_REPLACE
+ * also those of gpushm_replace. */
 GPUSHM_API gpushm_status gpushm_create(gpushm_client* client, const char* name, uint64_t size_bytes,
                                        const gpushm_create_options* options,
                                        gpushm_attachment** attachment);
 
 /* Gives an existing name new memory of `size_bytes` (0: its present size): a new generation.
  * Attachments of the old one stay valid and report STALE. Its memory is freed with the last of
- * them. The buffer keeps its own `writers`, `one_writer` and `on_writer_exit`, so the call ignores
- * these options, and `exist`.
- * Errors: NOT_FOUND, DENIED, EXHAUSTED, UNSUPPORTED (`gpu` or `type`). */
+ * them. The buffer keeps its own `gpu`, `writers`, `one_writer` and `on_writer_exit`, so the call
+ * ignores these options, and `exist`.
+ * Errors: NOT_FOUND, DENIED, EXHAUSTED, UNSUPPORTED (`type`). */
 GPUSHM_API gpushm_status gpushm_replace(gpushm_client* client, const char* name,
                                         uint64_t size_bytes, const gpushm_create_options* options,
                                         gpushm_attachment** attachment);
@@ -516,7 +536,7 @@ typedef struct gpushm_offer_options {
    * NULL: a copy waits for all work of the context, without a limit, because CUDA has no such wait
    * with one. Memory that is shared as it is is offered at once. */
   void* stream;
-  uint32_t gpu;      /* As in gpushm_create_options. */
+  uint32_t gpu;      /* 0. The memory, or its copy, is on the GPU where the memory is. */
   uint32_t reserved; /* 0. */
 } gpushm_offer_options;
 

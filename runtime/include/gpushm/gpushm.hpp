@@ -102,6 +102,7 @@ class Timeout {
 using Info = gpushm_info;
 using Holder = gpushm_holder;
 using BrokerInfo = gpushm_broker_info;
+using GpuInfo = gpushm_gpu_info;
 using AttachmentInfo = gpushm_attachment_info;
 using OfferResult = gpushm_offer_result;
 using OfferInfo = gpushm_offer_info;
@@ -129,6 +130,7 @@ struct CreateOptions {
   bool unpublished = false;  ///< Others see it only after Attachment::Publish.
   Timeout timeout{};
   gpushm_exist exist = GPUSHM_EXIST_FAIL;  ///< Of Create: what to do if the name exists.
+  uint32_t gpu = 0;                        ///< Of Create: the GPU's number among the pod's.
 };
 
 struct DescriptionOptions {
@@ -400,6 +402,13 @@ class Client {
     });
   }
 
+  /// The pod's GPUs, by number.
+  Result<std::vector<GpuInfo>> ListGpus() const {
+    return Collect<GpuInfo>([&](GpuInfo* infos, size_t capacity, size_t* count) {
+      return gpushm_list_gpus(handle_, infos, capacity, count);
+    });
+  }
+
   Result<BrokerInfo> GetBrokerInfo() const {
     auto info = detail::Sized<BrokerInfo>();
     if (gpushm_broker_get_info(handle_, &info) != GPUSHM_OK) return Error::Last();
@@ -525,6 +534,7 @@ class Client {
     raw.on_writer_exit = options.on_writer_exit;
     raw.unpublished = options.unpublished ? 1 : 0;
     raw.exist = options.exist;
+    raw.gpu = options.gpu;
     raw.timeout_ms = options.timeout.ms();
     return raw;
   }

@@ -1,0 +1,648 @@
+// A pod with several GPUs. Method: the real broker on two simulated GPUs, started by hand or by a
+// hand-made plugin, and hand-made clients.
+#include <fcntl.h>
+#include <gmock/gmock-matchers.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "contract/registry/reader.h"
+#include "platform/base/testing_code.h"
+#include "sidecar/broker/testing/broker_process.h"
+#include "sidecar/broker/testing/fake_plugin.h"
+#include "sidecar/broker/testing/raw_client.h"
+
+namespace gpushm::broker::testing {
+namespace {
+
+using protocol::Kind;
+using protocol::LinkKind;
+using ::testing::HasSubstr;
+
+using gpushm::testing::CodeOf;
+constexpr int As(Code code) { return static_cast<int>(code); }
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+using Uuid = std::array<uint8_t, 16>;
+
+// GPU-aaaaaaaa-0000-0000-0000-00000000000N with N from 1.
+std::string UuidText(uint32_t gpu) {
+  return Concat("GPU-aaaaaaaa-0000-0000-0000-00000000000", gpu + 1);
+}
+Uuid UuidOf(uint32_t gpu) {
+  return {0xaa, 0xaa, 0xaa, 0xaa, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, static_cast<uint8_t>(gpu + 1)};
+}
+
+constexpr uint32_t OnGpu(uint32_t gpu) { return gpu << protocol::kFlagGpuShift; }
+
+// Simulated GPUs, as many as a test wants.
+class Machine {
+ public:
+  explicit Machine(uint32_t gpus) {
+    std::ofstream cards(folder_.path() + "/cards.yaml");
+    cards << "gpus:\n";
+    for (uint32_t gpu = 0; gpu < gpus; ++gpu) {
+      cards << "- {uuid: " << UuidText(gpu) << ", memory: 8Gi}\n";
+    }
+  }
+  const std::string& folder() const { return folder_.path(); }
+  // Replaces faults.yaml; empty for no faults.
+  void SetFaults(const std::string& yaml) const {
+    const std::string path = folder() + "/faults.yaml";
+    std::ofstream(path + ".new") << yaml << '\n';
+    std::filesystem::rename(path + ".new", path);
+  }
+
+ private:
+  TempFolder folder_;
+};
+
+constexpr char kWeightsOnEach[] =
+    "gpushm.io/gpus: '2'\n"
+    "gpushm.io/pool-extra: 16Mi\n"
+    "buffers.gpushm.io/weights: {size: 4Mi, gpu: each}\n"
+    "buffers.gpushm.io/kv: {size: 2Mi, gpu: 1}\n";
+
+BrokerSettings On(const Machine& machine, const std::string& buffers = kWeightsOnEach,
+                  const std::vector<std::string>& more = {}) {
+  BrokerSettings settings;
+  settings.arguments = {"--container", "app", "--container", "other"};
+  settings.arguments.insert(settings.arguments.end(), more.begin(), more.end());
+  settings.buffers = buffers;
+  settings.simulated_state = machine.folder();
+  return settings;
+}
+
+Result<protocol::AttachReply> AttachOn(RawClient* client, const std::string& name, uint32_t gpu) {
+  return client->Call<protocol::AttachReply>(
+      Kind::kAttach, protocol::AttachRequest{.name = protocol::ToNameField(name),
+                                             .access = 1,
+                                             .peer_way = 0,
+                                             .generation = 0,
+                                             .gpu_uuid = UuidOf(gpu)});
+}
+
+Result<protocol::GpusReply> Gpus(RawClient* client) {
+  return client->Call<protocol::GpusReply>(Kind::kGpus, protocol::GpusRequest{});
+}
+
+Result<protocol::AttachReply> MakePage(RawClient* client, const std::string& name) {
+  return client->Call<protocol::AttachReply>(
+      Kind::kMakePage, protocol::MakePageRequest{.name = protocol::ToNameField(name),
+                                                 .size_bytes = 4096,
+                                                 .flags = 0,
+                                                 .reserved = 0,
+                                                 .after_generation = 0});
+}
+
+class GpusTest : public ::testing::Test {
+ protected:
+  void Start(const std::string& buffers = kWeightsOnEach,
+             const std::vector<std::string>& more = {}) {
+    broker_.emplace(folder_.path(), On(machine_, buffers, more));
+    ASSERT_TRUE(broker_->ready()) << broker_->log();
+    client_.emplace(broker_->Socket("app"));
+    ASSERT_TRUE(client_->Hello());
+    registry_.emplace(*registry::RegistryReader::Open(std::move(client_->descriptors().at(0))));
+  }
+  registry::BufferRecord RecordOf(const std::string& name) const {
+    const auto found = (*registry_)->Find(name);
+    EXPECT_TRUE(found) << name;
+    return found ? found->record : registry::BufferRecord();
+  }
+
+  const Machine machine_{2};
+  const TempFolder folder_;
+  std::optional<BrokerProcess> broker_;
+  std::optional<RawClient> client_;
+  std::optional<decltype(registry::RegistryReader::Open(UniqueFd()))::value_type> registry_;
+};
+
+TEST_F(GpusTest, EachBufferIsOnItsGpu) {
+  Start();
+  const auto gpus = Gpus(&*client_);
+  ASSERT_TRUE(gpus) << gpus.error().ToString();
+  ASSERT_EQ(gpus->count, 2U);
+  // Each pool has what the fullest GPU needs.
+  const uint64_t pool_bytes = (4 + 2 + 16) * kMiB;
+  for (uint32_t gpu = 0; gpu < 2; ++gpu) {
+    EXPECT_EQ(gpus->entries[gpu].gpu_uuid, UuidOf(gpu));
+    EXPECT_EQ(gpus->entries[gpu].pool_bytes, pool_bytes);
+    EXPECT_EQ(gpus->entries[gpu].used_bytes, (gpu == 0 ? 4 : 6) * kMiB);
+    EXPECT_EQ(gpus->entries[gpu].lost, 0U);
+  }
+  const auto info = client_->Info();
+  ASSERT_TRUE(info);
+  EXPECT_EQ(info->gpu_uuid, UuidOf(0));
+  EXPECT_EQ(info->pool_bytes, 2 * pool_bytes);
+  EXPECT_EQ(info->used_bytes, 10 * kMiB);
+
+  for (const auto& [name, gpu] :
+       std::map<std::string, uint32_t>{{"weights-0", 0}, {"weights-1", 1}, {"kv", 1}}) {
+    EXPECT_EQ(RecordOf(name).gpu, UuidOf(gpu)) << name;
+    EXPECT_EQ(RecordOf(name).gpu_number, gpu) << name;
+    EXPECT_TRUE(AttachOn(&*client_, name, gpu)) << name;
+    const auto elsewhere = AttachOn(&*client_, name, 1 - gpu);
+    EXPECT_EQ(CodeOf(elsewhere), As(Code::kDenied)) << name;
+    EXPECT_THAT(elsewhere.error().what(), HasSubstr(UuidText(gpu))) << name;
+  }
+}
+
+TEST_F(GpusTest, APoolThatIsFullLeavesTheOthersTheirRoom) {
+  Start();
+  const auto made = client_->Create("large", 16 * kMiB, OnGpu(1));
+  ASSERT_TRUE(made) << made.error().ToString();
+  EXPECT_EQ(RecordOf("large").gpu_number, 1U);
+  EXPECT_EQ(RecordOf("large").gpu, UuidOf(1));
+  const auto more = client_->Create("more", 2 * kMiB, OnGpu(1));
+  EXPECT_EQ(CodeOf(more), As(Code::kExhausted));
+  EXPECT_THAT(more.error().what(), HasSubstr("\"more\" needs 2097152 bytes, but the pool on GPU 1 "
+                                             "has 0 of 23068672 left"));
+  EXPECT_TRUE(client_->Create("more", 16 * kMiB, OnGpu(0)));
+  const auto no_such = client_->Create("third", 2 * kMiB, OnGpu(2));
+  EXPECT_EQ(CodeOf(no_such), As(Code::kInvalidArgument));
+  EXPECT_THAT(no_such.error().what(), HasSubstr("the pod has 2 GPUs, numbers 0 to 1"));
+  // A new generation stays on the buffer's GPU.
+  ASSERT_TRUE(client_->Delete("large"));
+  ASSERT_TRUE(client_->Create("large", 2 * kMiB, OnGpu(1)));
+  ASSERT_TRUE(client_->Call<protocol::AttachReply>(
+      Kind::kReplace, protocol::ReplaceRequest{.name = protocol::ToNameField("large"),
+                                               .size_bytes = 4 * kMiB,
+                                               .flags = 0,
+                                               .reserved = 0}));
+  EXPECT_EQ(RecordOf("large").gpu_number, 1U);
+  EXPECT_EQ(Gpus(&*client_)->entries[1].used_bytes, 10 * kMiB);
+}
+
+TEST_F(GpusTest, AClientOfAnOlderVersionUsesAllGpus) {
+  Start();
+  RawClient old(broker_->Socket("other"));
+  const auto hello = old.Hello(0, {}, protocol::kGpusVersion - 1);
+  ASSERT_TRUE(hello);
+  EXPECT_EQ(hello->gpu_uuid, UuidOf(0));
+  EXPECT_TRUE(AttachOn(&old, "weights-1", 1));
+  EXPECT_TRUE(old.Create("own", 2 * kMiB));
+  EXPECT_EQ(RecordOf("own").gpu_number, 0U);
+  EXPECT_TRUE(old.Info());
+}
+
+// Goal: a driver that hangs for one GPU holds up nobody who uses the other. Method: allocations
+// hang; when the one for GPU 1 does, later ones no longer do.
+TEST_F(GpusTest, AGpuThatHangsHoldsUpNoOther) {
+  Start();
+  machine_.SetFaults("hang: {cuMemCreate: 600000}");
+  RawClient waits(broker_->Socket("app"));
+  ASSERT_TRUE(waits.Hello());
+  ASSERT_TRUE(
+      waits.Post(Kind::kCreate, protocol::CreateRequest{.name = protocol::ToNameField("hangs"),
+                                                        .size_bytes = 2 * kMiB,
+                                                        .flags = OnGpu(1),
+                                                        .on_writer_exit = 0}));
+  // The thread sleeps in the driver, and not until it gets work.
+  const auto sleeps = [this] {
+    for (const auto& task :
+         std::filesystem::directory_iterator(Concat("/proc/", broker_->pid(), "/task"))) {
+      std::string name;
+      std::ifstream(task.path() / "comm") >> name;
+      std::string call;
+      std::ifstream(task.path() / "syscall") >> call;
+      if (name == "gpushm-driver1") return call == "230" || call == "35";  // clock_nanosleep
+    }
+    return false;
+  };
+  ASSERT_TRUE(Eventually(sleeps));
+  machine_.SetFaults("");
+  EXPECT_TRUE(client_->Create("goes-on", 2 * kMiB, OnGpu(0)));
+  ASSERT_TRUE(client_->Delete("goes-on"));
+  EXPECT_TRUE(AttachOn(&*client_, "weights-1", 1)) << "an attach needs no call of the driver";
+  EXPECT_EQ(Gpus(&*client_)->entries[1].used_bytes, 8 * kMiB) << "the allocation is in progress";
+  pollfd answer{.fd = waits.socket(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&answer, 1, 0), 0) << "it hangs";
+}
+
+// ---- transfers
+
+// A pipe that says nothing until it is closed.
+struct SilentPipe {
+  SilentPipe() {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    reader.Reset(ends[0]);
+    writer.Reset(ends[1]);
+  }
+  UniqueFd reader;
+  UniqueFd writer;
+};
+
+TEST_F(GpusTest, EachGpuHasATransferOfItsOwn) {
+  Start();
+  SilentPipe first;
+  SilentPipe second;
+  SilentPipe third;
+  const auto on_0 = client_->Transfer("weights-0", 1, first.reader.get());
+  ASSERT_TRUE(on_0) << on_0.error().ToString();
+  const auto on_1 = client_->Transfer("weights-1", 1, second.reader.get());
+  ASSERT_TRUE(on_1) << on_1.error().ToString();
+  const auto too_many = client_->Transfer("kv", 1, third.reader.get());
+  EXPECT_EQ(CodeOf(too_many), As(Code::kBusy));
+  EXPECT_THAT(too_many.error().what(), HasSubstr("another load or save on GPU 1"));
+  // They end in the other order.
+  for (const auto& [pipe, id] :
+       {std::pair{&second, on_1->transfer_id}, std::pair{&first, on_0->transfer_id}}) {
+    ASSERT_EQ(write(pipe->writer.get(), "gpu", 3), 3);
+    pipe->writer.Reset();
+    const auto ended = client_->FinishTransfer(id);
+    EXPECT_TRUE(ended) << ended.error().ToString();
+  }
+  EXPECT_EQ(RecordOf("weights-0").state, registry::BufferState::kReady);
+  EXPECT_EQ(registry::ContentBytes(RecordOf("weights-1")), 3U);
+}
+
+// Each transfer's context takes 512 MiB of host memory.
+TEST_F(GpusTest, TransfersAtOnceFitIntoTheSidecarsMemory) {
+  Start(kWeightsOnEach, {"--test-memory-limit", std::to_string(576 * kMiB)});
+  SilentPipe first;
+  SilentPipe second;
+  const auto on_0 = client_->Transfer("weights-0", 1, first.reader.get());
+  ASSERT_TRUE(on_0) << on_0.error().ToString();
+  const auto on_1 = client_->Transfer("weights-1", 1, second.reader.get());
+  EXPECT_EQ(CodeOf(on_1), As(Code::kBusy));
+  EXPECT_THAT(on_1.error().what(), HasSubstr("as many as the sidecar has host memory for"));
+  first.writer.Reset();
+  EXPECT_TRUE(client_->FinishTransfer(on_0->transfer_id));
+  EXPECT_TRUE(client_->Transfer("weights-1", 1, second.reader.get()));
+}
+
+// Goal: files of two GPUs load at the same time. Method: pipes in a volume, which the test fills
+// only when both are being read.
+TEST_F(GpusTest, FilesOfTwoGpusLoadAtOnce) {
+  const TempFolder files;
+  std::filesystem::create_directory(files.path() + "/models");
+  for (const char* name : {"/models/a", "/models/b"}) {
+    ASSERT_EQ(mkfifo((files.path() + name).c_str(), 0600), 0);
+  }
+  Start(
+      "gpushm.io/gpus: '2'\n"
+      "buffers.gpushm.io/a: {size: 2Mi, file: models/a}\n"
+      "buffers.gpushm.io/b: {size: 2Mi, file: models/b, gpu: 1}\n",
+      {"--test-files", files.path()});
+  // Opening a pipe for writing succeeds once somebody reads it.
+  std::map<std::string, UniqueFd> writers;
+  const auto opens = [&](const std::string& name) {
+    writers[name].Reset(open((files.path() + name).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    return writers[name].valid();
+  };
+  ASSERT_TRUE(Eventually([&] { return opens("/models/a"); })) << broker_->log();
+  ASSERT_TRUE(Eventually([&] { return opens("/models/b"); })) << broker_->log();
+  // A pipe takes more than it has room for only while somebody reads it.
+  const auto takes = [&](const std::string& name) {
+    const std::string bytes(4096, 'x');
+    uint64_t written = 0;
+    return Eventually([&] {
+      while (written < kMiB && write(writers[name].get(), bytes.data(), bytes.size()) > 0) {
+        written += bytes.size();
+      }
+      return written == kMiB;
+    });
+  };
+  EXPECT_TRUE(takes("/models/a")) << broker_->log();
+  EXPECT_TRUE(takes("/models/b")) << broker_->log();
+  EXPECT_EQ(RecordOf("a").state, registry::BufferState::kLoading);
+  EXPECT_EQ(RecordOf("b").state, registry::BufferState::kLoading);
+  writers.clear();
+  for (const char* name : {"a", "b"}) {
+    EXPECT_TRUE(Eventually([&, this] {
+      return RecordOf(name).state == registry::BufferState::kReady;
+    })) << broker_->log();
+  }
+}
+
+// Goal: many files of one GPU, each of which waits for its turn, leave the others loaders. Method:
+// pipes that nobody writes to.
+TEST_F(GpusTest, FilesOfOneGpuLeaveTheOthersLoaders) {
+  const TempFolder files;
+  std::filesystem::create_directory(files.path() + "/models");
+  std::string buffers = "gpushm.io/gpus: '2'\n";
+  const auto add = [&](const std::string& name, uint32_t gpu) {
+    ASSERT_EQ(mkfifo((files.path() + "/models/" + name).c_str(), 0600), 0);
+    buffers += Concat("buffers.gpushm.io/", name, ": {size: 2Mi, file: models/", name,
+                      ", gpu: ", gpu, "}\n");
+  };
+  for (int i = 0; i < 10; ++i) add(Concat("a", i), 0);
+  add("b", 1);
+  Start(buffers, {"--test-files", files.path()});
+  UniqueFd writer;
+  ASSERT_TRUE(Eventually([&] {
+    writer.Reset(open((files.path() + "/models/b").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    return writer.valid();
+  })) << broker_->log();
+  ASSERT_EQ(write(writer.get(), "gpu", 3), 3);
+  writer.Reset();
+  EXPECT_TRUE(Eventually([this] { return RecordOf("b").state == registry::BufferState::kReady; }))
+      << broker_->log();
+  EXPECT_EQ(RecordOf("a0").state, registry::BufferState::kLoading);
+}
+
+// ---- a start by hand
+
+TEST(GpusAtStart, WhatDoesNotFitIsAnError) {
+  struct Case {
+    uint32_t gpus;
+    std::vector<std::string> arguments;
+    std::string says;
+  };
+  for (const Case& c : std::vector<Case>{
+           {1, {}, "gpushm.io/gpus is 2, but this process sees 1 GPU: 0 GPU-aaaaaaaa"},
+           {3, {}, "gpushm.io/gpus is 2, but this process sees 3 GPUs: 0 GPU-aaaaaaaa"},
+           {2, {"--gpu", "0"}, "gpu: 1 GPU is named, but gpushm.io/gpus is 2"},
+           {2, {"--gpu", "0", "--gpu", UuidText(0)}, "is named twice"},
+           {2, {"--gpu", "0", "--gpu", "2"}, "gpu: 2 is not one of 0 GPU-aaaaaaaa"},
+           {2, {"--pool", "9Gi"}, "is more than the memory of"},
+       }) {
+    const Machine machine(c.gpus);
+    const TempFolder folder;
+    BrokerProcess broker(folder.path(), On(machine, kWeightsOnEach, c.arguments));
+    EXPECT_GT(broker.WaitForEnd(), 0) << c.says;
+    EXPECT_THAT(broker.log(), HasSubstr(c.says));
+  }
+}
+
+TEST(GpusAtStart, TheOrderOfChoicesIsThatOfTheNumbers) {
+  const Machine machine(3);
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(),
+                             On(machine, kWeightsOnEach, {"--gpu", UuidText(2), "--gpu", "0"}));
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  RawClient client(broker.Socket("app"));
+  ASSERT_TRUE(client.Hello());
+  const auto gpus = Gpus(&client);
+  ASSERT_TRUE(gpus);
+  EXPECT_EQ(gpus->entries[0].gpu_uuid, UuidOf(2));
+  EXPECT_EQ(gpus->entries[1].gpu_uuid, UuidOf(0));
+  EXPECT_TRUE(AttachOn(&client, "weights-1", 0));
+}
+
+// ---- a plugin
+
+protocol::LinkWelcome WelcomeTo(uint16_t other_gpus,
+                                uint16_t version = protocol::kLinkGpusVersion) {
+  protocol::LinkWelcome welcome = Plugin::Welcome(UuidOf(0));
+  welcome.version = version;
+  welcome.other_gpus = other_gpus;
+  return welcome;
+}
+
+void SayGpu(int socket, uint32_t number, const Uuid& uuid, bool lost = false) {
+  Plugin::Say(socket, LinkKind::kGpu,
+              protocol::LinkGpu{.number = number, .lost = lost ? 1U : 0U, .gpu_uuid = uuid});
+}
+
+void SayHealth(int socket, uint32_t gpu, bool lost) {
+  protocol::LinkDevice device{};
+  device.gpu = gpu;
+  device.lost = lost ? 1 : 0;
+  device.reason[0] = 'X';
+  Plugin::Say(socket, LinkKind::kDevice, device);
+}
+
+void ReadToTheEnd(int socket) {
+  protocol::Message message;
+  while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
+  }
+}
+
+BrokerSettings LinkedTo(const TempFolder& link, const Machine& machine) {
+  return On(machine, kWeightsOnEach, {"--link", link.path(), "--start-timeout-ms", "5000"});
+}
+
+TEST(GpusOfAPlugin, OneThatBreaksTheRulesIsAnError) {
+  struct Case {
+    std::function<void(int socket)> talk;
+    std::string says;
+  };
+  for (const Case& c : std::vector<Case>{
+           {[](int socket) {
+              Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(1));
+              SayGpu(socket, 2, UuidOf(1));
+            },
+            "GPU 2 instead of GPU 1"},
+           {[](int socket) {
+              Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(1));
+              SayGpu(socket, 1, UuidOf(0));
+            },
+            "GPU 1 is one that it named before"},
+           {[](int socket) {
+              Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(1));
+              Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+            },
+            "link"},
+           {[](int socket) {
+              Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(1));
+              SayGpu(socket, 1, UuidOf(1));
+              SayHealth(socket, 2, true);
+            },
+            "health of GPU 2, but the pod has 2"},
+           {[](int socket) { Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(1, 6)); },
+            "other_gpus is 1 in link version 6"},
+           {[](int socket) {
+              Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(0, 6));
+              Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+            },
+            "gpushm.io/gpus is 2, but the plugin gave this pod 1. Remedy: update gpushm's plugin"},
+           {[](int socket) {
+              Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(0));
+              Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+            },
+            "but the plugin gave this pod 1. Remedy: let the sidecar request gpushm.io/attach: 2"},
+       }) {
+    const Machine machine(2);
+    const TempFolder folder;
+    const TempFolder link;
+    const Plugin plugin(link.path(), [&](int socket, int) {
+      c.talk(socket);
+      ReadToTheEnd(socket);
+    });
+    BrokerProcess broker(folder.path(), LinkedTo(link, machine));
+    EXPECT_EQ(broker.WaitForEnd(), 1) << c.says;
+    EXPECT_THAT(broker.log(), HasSubstr(c.says));
+  }
+}
+
+// A plugin that keeps buffers and generations, as far as a test needs it.
+class Keeper {
+ public:
+  void Talk(int socket) {
+    {
+      const std::lock_guard lock(mutex_);
+      protocol::LinkWelcome welcome = WelcomeTo(1);
+      welcome.buffers = static_cast<uint32_t>(buffers_.size());
+      welcome.generations = static_cast<uint32_t>(generations_.size());
+      Plugin::Say(socket, LinkKind::kWelcome, welcome);
+      SayGpu(socket, 1, UuidOf(1));
+      for (const auto& [name, buffer] : buffers_) Plugin::Say(socket, LinkKind::kBuffer, buffer);
+      for (const auto& [number, generation] : generations_) {
+        const int memory = generation.memory.get();
+        Plugin::Say(socket, LinkKind::kGeneration, generation.stated, {&memory, 1});
+      }
+      Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+      socket_ = socket;
+    }
+    protocol::Message message;
+    while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) Take(&message);
+    const std::lock_guard lock(mutex_);
+    if (socket_ == socket) socket_ = -1;
+  }
+  void SayHealthOf(uint32_t gpu, bool lost) {
+    const std::lock_guard lock(mutex_);
+    SayHealth(socket_, gpu, lost);
+  }
+  // The GPUs of the generations of that name.
+  std::vector<uint32_t> GpusOf(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    std::vector<uint32_t> gpus;
+    for (const auto& [number, generation] : generations_) {
+      if (protocol::FromNameField(generation.stated.name) == name) {
+        gpus.push_back(generation.stated.gpu);
+      }
+    }
+    return gpus;
+  }
+
+ private:
+  struct Generation {
+    protocol::LinkGeneration stated;
+    UniqueFd memory;
+  };
+
+  void Take(protocol::Message* message) {
+    const std::lock_guard lock(mutex_);
+    const auto header = protocol::ParseLinkHeader(message->span());
+    if (!header) return;
+    if (const auto buffer = protocol::ParseLink<protocol::LinkBuffer>(message->span());
+        buffer && header->kind == static_cast<uint16_t>(LinkKind::kBuffer)) {
+      buffers_[std::string(protocol::FromNameField(buffer->name))] = *buffer;
+    }
+    if (header->kind != static_cast<uint16_t>(LinkKind::kGeneration)) return;
+    const auto generation = protocol::ParseLink<protocol::LinkGeneration>(message->span());
+    if (!generation) return;
+    Generation& kept = generations_[generation->generation];
+    kept.stated = *generation;
+    if (!message->descriptors.empty()) kept.memory = std::move(message->descriptors[0]);
+  }
+
+  std::mutex mutex_;
+  int socket_ = -1;
+  std::map<std::string, protocol::LinkBuffer> buffers_;
+  std::map<uint64_t, Generation> generations_;
+};
+
+class GpusOfAKeeper : public ::testing::Test {
+ protected:
+  void Start() {
+    client_.reset();
+    broker_.emplace(folder_.path(), LinkedTo(link_, machine_));
+    ASSERT_TRUE(broker_->ready()) << broker_->log();
+    client_.emplace(broker_->Socket("app"));
+    ASSERT_TRUE(client_->Hello());
+  }
+
+  const Machine machine_{2};
+  const TempFolder folder_;
+  const TempFolder link_;
+  Keeper keeper_;
+  const Plugin plugin_{link_.path(), [this](int socket, int) { keeper_.Talk(socket); }};
+  std::optional<BrokerProcess> broker_;
+  std::optional<RawClient> client_;
+};
+
+TEST_F(GpusOfAKeeper, TheOtherGpuGoesOnIfOneIsLost) {
+  Start();
+  keeper_.SayHealthOf(1, true);
+  ASSERT_TRUE(broker_->WaitForLog(Concat("gpu-unhealthy gpu=", UuidText(1)))) << broker_->log();
+  EXPECT_EQ(Gpus(&*client_)->entries[0].lost, 0U);
+  EXPECT_EQ(Gpus(&*client_)->entries[1].lost, 1U);
+  const auto lost = AttachOn(&*client_, "weights-1", 1);
+  EXPECT_EQ(CodeOf(lost), As(Code::kDeviceLost));
+  EXPECT_THAT(lost.error().what(), HasSubstr(Concat("GPU 1, ", UuidText(1), ", is lost")));
+  EXPECT_EQ(CodeOf(client_->Create("on-1", 2 * kMiB, OnGpu(1))), As(Code::kDeviceLost));
+  EXPECT_EQ(Gpus(&*client_)->entries[1].used_bytes, 6 * kMiB) << "nothing stays reserved";
+  SilentPipe pipe;
+  EXPECT_EQ(CodeOf(client_->Transfer("weights-1", 1, pipe.reader.get())), As(Code::kDeviceLost));
+
+  EXPECT_TRUE(AttachOn(&*client_, "weights-0", 0));
+  EXPECT_TRUE(client_->Create("on-0", 2 * kMiB, OnGpu(0)));
+  EXPECT_TRUE(MakePage(&*client_, "page"));
+  // CUDA does not start in a process that sees the lost GPU. The loader sees its own GPU only.
+  machine_.SetFaults(Concat("lost: [", UuidText(1), "]"));
+  const auto loads = client_->Transfer("weights-0", 1, pipe.reader.get());
+  ASSERT_TRUE(loads) << loads.error().ToString();
+  pipe.writer.Reset();
+  const auto loaded = client_->FinishTransfer(loads->transfer_id);
+  EXPECT_TRUE(loaded) << loaded.error().ToString();
+  machine_.SetFaults("");
+
+  keeper_.SayHealthOf(0, true);
+  ASSERT_TRUE(broker_->WaitForLog(Concat("gpu-unhealthy gpu=", UuidText(0))));
+  EXPECT_EQ(CodeOf(AttachOn(&*client_, "weights-0", 0)), As(Code::kDeviceLost));
+  EXPECT_EQ(CodeOf(MakePage(&*client_, "page-2")), As(Code::kDeviceLost));
+  keeper_.SayHealthOf(1, false);
+  ASSERT_TRUE(broker_->WaitForLog(Concat("gpu-healthy gpu=", UuidText(1))));
+  EXPECT_TRUE(AttachOn(&*client_, "weights-1", 1));
+  EXPECT_TRUE(MakePage(&*client_, "page-2"));
+}
+
+TEST_F(GpusOfAKeeper, ASuccessorPutsEveryGenerationBackOnItsGpu) {
+  Start();
+  ASSERT_TRUE(client_->Create("made", 4 * kMiB, OnGpu(1)));
+  ASSERT_TRUE(Eventually([this] { return keeper_.GpusOf("made").size() == 1; }));
+  EXPECT_EQ(keeper_.GpusOf("made"), std::vector<uint32_t>{1});
+  EXPECT_EQ(keeper_.GpusOf("weights-0"), std::vector<uint32_t>{0});
+  EXPECT_EQ(keeper_.GpusOf("weights-1"), std::vector<uint32_t>{1});
+  const auto before = Gpus(&*client_);
+  ASSERT_TRUE(before);
+  broker_->Signal(SIGKILL);
+  broker_->WaitForEnd();
+  Start();
+  EXPECT_TRUE(broker_->WaitForLog("restored buffers=4 generations=4")) << broker_->log();
+  const auto after = Gpus(&*client_);
+  ASSERT_TRUE(after);
+  for (uint32_t gpu = 0; gpu < 2; ++gpu) {
+    EXPECT_EQ(after->entries[gpu].used_bytes, before->entries[gpu].used_bytes) << gpu;
+  }
+  EXPECT_TRUE(AttachOn(&*client_, "made", 1));
+  EXPECT_TRUE(AttachOn(&*client_, "weights-0", 0));
+  EXPECT_EQ(CodeOf(AttachOn(&*client_, "weights-1", 0)), As(Code::kDenied));
+}
+
+// Goal: a plugin that was restarted must name the same GPUs. Method: the second connection names
+// others, the third one the same.
+TEST(GpusOfAPlugin, LaterOnesAreComparedOneByOne) {
+  const Machine machine(3);
+  const TempFolder folder;
+  const TempFolder link;
+  const Plugin plugin(link.path(), [&](int socket, int connection) {
+    Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(1));
+    SayGpu(socket, 1, UuidOf(connection == 2 ? 2 : 1), /*lost=*/connection == 3);
+    if (connection == 1) Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+    if (connection == 3) ReadToTheEnd(socket);
+  });
+  const BrokerProcess broker(folder.path(), LinkedTo(link, machine));
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  EXPECT_TRUE(broker.WaitForLog(Concat("GPUs ", UuidText(0), " and ", UuidText(2))));
+  EXPECT_TRUE(broker.WaitForLog(Concat("gpu-unhealthy gpu=", UuidText(1)))) << broker.log();
+}
+
+}  // namespace
+}  // namespace gpushm::broker::testing
