@@ -61,8 +61,9 @@ void Declare(CLI::App& app, Options* options) {
               "Host memory request and limit of a sidecar (64Mi)");
   AddQuantity(app, "--loader-cpu-limit", config::ParseMilliCpus, &settings.loader_cpu_limit_millis,
               "CPU limit of a sidecar in pods that load buffers (2)");
-  AddQuantity(app, "--loader-memory", config::ParseBytes, &settings.loader_memory_bytes,
-              "Additional host memory of a sidecar in pods that load buffers (512Mi)");
+  AddQuantity(
+      app, "--loader-memory", config::ParseBytes, &settings.loader_memory_bytes,
+      "Additional host memory of a sidecar for each GPU on which a buffer is loaded (512Mi)");
   AddQuantity(app, "--unit", config::ParseBytes, &settings.unit_bytes,
               "GPU memory of one gpushm.io/memory; must match the plugin's (1Gi)");
   AddQuantity(app, "--max-pod-memory", config::ParseBytes, &settings.max_pod_bytes,

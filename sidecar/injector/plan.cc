@@ -558,7 +558,11 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   if (any_loads) {
     plan.done.init_containers = same ? earlier->init_containers : Loaders(pod);
   }
-  plan.loads = std::ranges::any_of(spec->buffers, &config::BufferSpec::StartsLoading);
+  std::set<uint32_t> loads;
+  for (const config::BufferSpec& buffer : spec->buffers) {
+    if (buffer.StartsLoading()) loads.insert(buffer.gpu);
+  }
+  plan.loads = loads.size();
   plan.spec = std::move(*spec);
   ErrorList errors;
   PlanMps(pod, settings, &plan, &errors);

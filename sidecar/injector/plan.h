@@ -43,7 +43,7 @@ struct Plan {
   std::vector<std::string> volumes;  // Volumes that a `file:` names; sorted.
   uint64_t memory_bytes = 0;         // GPU memory in total, of all GPUs.
   uint64_t units = 0;                // A multiple of the number of GPUs.
-  bool loads = false;
+  uint64_t loads = 0;  // Number of GPUs on which something is loaded, each by a process of its own.
   std::optional<MpsPlan> mps;
   std::vector<std::string> warnings;  // For the user.
   bool stale = true;                  // An earlier call, if any, was for other annotations.

@@ -25,7 +25,8 @@ struct Settings {
   uint64_t memory_bytes = uint64_t{64} << 20;
   // For a pod that loads something: the load runs in a separate process with its own context.
   uint64_t loader_cpu_limit_millis = 2000;
-  uint64_t loader_memory_bytes = uint64_t{512} << 20;  // In addition to memory_bytes.
+  // In addition to memory_bytes, for each GPU on which something is loaded.
+  uint64_t loader_memory_bytes = uint64_t{512} << 20;
 
   uint64_t unit_bytes = uint64_t{1} << 30;  // Must match the plugin's.
   bool coexist = false;                     // Must match the plugin's.

@@ -57,13 +57,13 @@ bool PodHas(const PodView& pod, const char* resource) {
 
 Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
   const config::SidecarResources& asked = plan.spec.sidecar;
-  uint64_t limit = plan.loads ? settings.loader_cpu_limit_millis : settings.cpu_limit_millis;
+  uint64_t limit = plan.loads > 0 ? settings.loader_cpu_limit_millis : settings.cpu_limit_millis;
   uint64_t request = asked.cpu_millis.value_or(settings.cpu_millis);
   // The pod's value sets both, because a LimitRange may allow no more than that.
   limit = asked.cpu_millis ? request : std::max(limit, request);
   if (IsGuaranteed(pod)) request = limit;
   const std::string memory = config::FormatBytes(asked.memory_bytes.value_or(
-      settings.memory_bytes + (plan.loads ? settings.loader_memory_bytes : 0)));
+      settings.memory_bytes + plan.loads * settings.loader_memory_bytes));
   Json resources;
   for (const auto& [resource, count] : GpuRequests(plan)) {
     resources["requests"][resource] = resources["limits"][resource] = std::to_string(count);

@@ -15,7 +15,7 @@ broker in $GPUSHM_DIR or /run/gpushm. `connect` makes further ones. Errors are s
 
 from gpushm import _library  # Loads libgpushm; before anything else.
 from gpushm import _default, _exit, _native, errors
-from gpushm._native import (Array, Barrier, BrokerInfo, Buffer, Client, Event, Frame, Holder, Info,
+from gpushm._native import (Array, Barrier, BrokerInfo, Buffer, Client, Event, Frame, Gpu, Holder, Info,
                             OfferResult, OfferState, Queue, Ring, Signal, SyncInfo, TransferResult,
                             Waiter)
 from gpushm._streams import HOST
@@ -69,6 +69,7 @@ load = _forward("load")
 save = _forward("save")
 description = _forward("description")
 broker = _forward("broker")
+gpus = _forward("gpus")
 signal = _forward("signal")
 barrier = _forward("barrier")
 ring = _forward("ring")

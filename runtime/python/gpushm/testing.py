@@ -40,14 +40,17 @@ def _build():
                             "the folder of a build of gpushm")
 
 
-def use_simulator():
-    """Makes this process and its children use the simulated driver, with a GPU of their own. The
+def use_simulator(gpus=1):
+    """Makes this process and its children use the simulated driver, with `gpus` GPUs of their own. The
     driver is chosen once in a process: call it before anything uses the GPU.
     """
     os.environ.setdefault("GPUSHM_DRIVER", str(_build() / "driver-sim"))
     if "GPUSHM_SIM_DIR" not in os.environ:
         folder = tempfile.mkdtemp(prefix="gpushm-gpu-")
         os.environ["GPUSHM_SIM_DIR"] = folder
+        cards = "".join(f"- {{memory: 80Gi, uuid: GPU-00000000-0000-4000-8000-{number:012d}}}\n"
+                        for number in range(gpus))
+        pathlib.Path(folder, "cards.yaml").write_text(f"gpus:\n{cards}")
         atexit.register(_remove_if_ours, folder, os.getpid())
 
 
@@ -128,23 +131,26 @@ class Broker:
 
 
 @contextlib.contextmanager
-def broker(buffers=None, *, containers=("app", "other"), pool="256Mi", simulated=True):
+def broker(buffers=None, *, containers=("app", "other"), pool="256Mi", gpus=1, simulated=True):
     """Starts a broker, and yields a Broker. It is killed at the end.
 
     `buffers`: annotations without their prefix, such as {"weights": "{size: 8Mi, writers: [app]}"}.
-    `containers`: names of the pod's containers. `pool`: memory for buffers that programs make.
+    `containers`: names of the pod's containers. `pool`: memory for buffers that programs make, on each
+    GPU. `gpus`: number of the pod's GPUs; more than one are simulated only if this is the first use of
+    the simulator in this process and its children.
     `simulated`: False: on the machine's first GPU and its driver, with PyTorch for example.
 
     Raises FileNotFoundError (no broker is installed), RuntimeError (it refuses the settings).
     """
     if simulated:
-        use_simulator()
+        use_simulator(gpus)
     with tempfile.TemporaryDirectory(prefix="gpushm-") as folder:
         config = pathlib.Path(folder, "broker.yaml")
         lines = [f"folder: {folder}", f"pool: {pool}", f"containers: [{', '.join(containers)}]"]
-        if buffers:
-            lines += ["annotations:", *(f"  buffers.gpushm.io/{name}: {value}"
-                                        for name, value in buffers.items())]
+        if buffers or gpus > 1:
+            lines += ["annotations:", f"  gpushm.io/gpus: {gpus}",
+                      *(f"  buffers.gpushm.io/{name}: {value}"
+                        for name, value in (buffers or {}).items())]
         config.write_text("\n".join(lines) + "\n")
         running = Broker(folder, list(containers),
                          [str(_build() / "bin/gpushm-broker"), "--config", str(config), "--link",

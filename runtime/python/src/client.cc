@@ -161,6 +161,7 @@ struct Making {
   std::string on_writer_exit = "mark";
   bool publish = true;
   bool replace = false;
+  uint32_t gpu = 0;
 };
 
 gpushm_create_options CreateOptions(const Making& making, Timeout timeout) {
@@ -172,6 +173,7 @@ gpushm_create_options CreateOptions(const Making& making, Timeout timeout) {
   options.unpublished = making.publish ? 0 : 1;
   options.exist = making.replace ? GPUSHM_EXIST_REPLACE : GPUSHM_EXIST_FAIL;
   options.timeout_ms = Milliseconds(timeout);
+  options.gpu = making.gpu;
   return options;
 }
 
@@ -228,6 +230,14 @@ std::vector<gpushm_holder> Holders(const Client& client, const nb::object& name)
   const std::shared_ptr<Session> session = client.session();
   return All<gpushm_holder>([&](gpushm_holder* holders, size_t capacity, size_t* count) {
     return Api().list_holders_(session->get(), text.get(), holders, capacity, count);
+  });
+}
+
+std::vector<gpushm_gpu_info> Gpus(const Client& client) {
+  Collect();
+  const std::shared_ptr<Session> session = client.session();
+  return All<gpushm_gpu_info>([&](gpushm_gpu_info* infos, size_t capacity, size_t* count) {
+    return Api().list_gpus_(session->get(), infos, capacity, count);
   });
 }
 
@@ -381,14 +391,24 @@ void BindInfos(nb::module_& module) {
           "access", [](const gpushm_holder& h) { return AccessName(h.access); },
           "\"read\" or \"read-write\".")
       .def_ro("since_unix_ns", &gpushm_holder::since_unix_ns, "Time of the attach.");
+  nb::class_<gpushm_gpu_info>(module, "Gpu", "One of the pod's GPUs.")
+      .def_ro("number", &gpushm_gpu_info::gpu, "Its number, from 0, as in annotations.")
+      .def_prop_ro(
+          "uuid", [](const gpushm_gpu_info& g) { return UuidText(g.gpu_uuid); }, "Its UUID.")
+      .def_ro("pool_nbytes", &gpushm_gpu_info::pool_bytes, "Memory for the pod's buffers there.")
+      .def_ro("used_nbytes", &gpushm_gpu_info::used_bytes, "Allocated now, all generations.")
+      .def_prop_ro(
+          "lost", [](const gpushm_gpu_info& g) { return g.lost != 0; },
+          "Whether it is unhealthy: what is on it raises DeviceLost.");
   nb::class_<gpushm_broker_info>(module, "BrokerInfo", "What the broker knows about itself.")
       .def_prop_ro(
           "container", [](const gpushm_broker_info& b) { return b.container; },
           "The container of this process, as the broker sees it.")
       .def_prop_ro(
           "gpu_uuid", [](const gpushm_broker_info& b) { return UuidText(b.gpu_uuid); },
-          "The pod's GPU.")
-      .def_ro("pool_nbytes", &gpushm_broker_info::pool_bytes, "Memory for the pod's buffers.")
+          "The pod's first GPU.")
+      .def_ro("pool_nbytes", &gpushm_broker_info::pool_bytes,
+              "Memory for the pod's buffers, on all of its GPUs.")
       .def_ro("used_nbytes", &gpushm_broker_info::used_bytes, "Allocated now, all generations.")
       .def_ro("epoch", &gpushm_broker_info::broker_epoch,
               "Increases with each restart of the broker.")
@@ -839,6 +859,7 @@ void BindClient(nb::module_& module) {
             return info;
           },
           "Requests the broker's state.")
+      .def("gpus", &Gpus, "The pod's GPUs, in the order of their numbers.")
       .def(
           "attach", &Attach, "name"_a, nb::kw_only(), "write"_a = false, "generation"_a = 0,
           "timeout"_a = 10.0, "peers"_a = nb::tuple(), "stage"_a = false,
@@ -855,22 +876,23 @@ void BindClient(nb::module_& module) {
           "create",
           [](const Client& c, const std::string& name, uint64_t nbytes, bool replace,
              const std::string& writers, bool one_writer, const std::string& on_writer_exit,
-             bool publish, Timeout timeout) {
-            return Create(c, name, nbytes, {writers, one_writer, on_writer_exit, publish, replace},
-                          timeout);
+             bool publish, uint32_t gpu, Timeout timeout) {
+            return Create(c, name, nbytes,
+                          {writers, one_writer, on_writer_exit, publish, replace, gpu}, timeout);
           },
           "name"_a, "nbytes"_a, nb::kw_only(), "replace"_a = false, "writers"_a = "creator",
-          "one_writer"_a = false, "on_writer_exit"_a = "mark", "publish"_a = true,
+          "one_writer"_a = false, "on_writer_exit"_a = "mark", "publish"_a = true, "gpu"_a = 0,
           "timeout"_a = 10.0,
           nb::sig(
               "def create(self, name: str, nbytes: int, *, replace: bool = False, writers: str = "
               "'creator', one_writer: bool = False, on_writer_exit: str = 'mark', publish: bool "
-              "= True, timeout: float | None = 10.0) -> Buffer"),
+              "= True, gpu: int = 0, timeout: float | None = 10.0) -> Buffer"),
           "Makes a buffer in the pod's pool, and attaches it for writing.\n\n"
           "`replace`: one that exists gets a new generation. `writers`: which containers may write, "
           "\"creator\" or \"all\". `one_writer`: at most one process may hold it for writing. "
           "`on_writer_exit`: if a writer dies, \"mark\" the buffer, \"keep\" its state, or \"drop\" "
-          "it. `publish=False`: other processes see it after Buffer.publish().\n\n"
+          "it. `publish=False`: other processes see it after Buffer.publish(). `gpu`: its number "
+          "among the pod's GPUs (Client.gpus), if there are several.\n\n"
           "Raises AlreadyExists, Exhausted, Denied, Timeout.")
       .def("replace", &Replace, "name"_a, "nbytes"_a = nb::none(), nb::kw_only(),
            "publish"_a = false, "timeout"_a = 10.0,

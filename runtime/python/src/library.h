@@ -48,6 +48,7 @@ namespace gpushm::python {
   X(dtype_name)                    \
   X(last_error)                    \
   X(list)                          \
+  X(list_gpus)                     \
   X(list_holders)                  \
   X(load)                          \
   X(lookup)                        \

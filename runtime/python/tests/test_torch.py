@@ -9,6 +9,7 @@ import torch
 import gpushm
 import gpushm.tensors
 import gpushm.torch
+import test_gpus
 
 
 @pytest.fixture
@@ -164,3 +165,21 @@ def test_the_capsule_that_pytorch_gets(app, other):
     array = app.attach("x").view("float32", (4,))
     with pytest.raises(Exception, match="(?i)cuda|device|driver"):
         torch.from_dlpack(array.__dlpack__(stream=1, max_version=(1, 0)))
+
+
+def test_a_model_has_a_part_for_each_rank():
+    test_gpus.run("""
+        import torch
+        import gpushm.torch
+        for rank in (0, 1):
+            gpushm.torch.save_file({"w": torch.full((4,), float(rank))}, "weights", rank=rank, client=app)
+        for rank in (0, 1):
+            with gpushm.tensors.open(f"weights-{rank}", client=other) as opened:
+                assert numpy.asarray(opened["w"].numpy()).tolist() == [rank] * 4
+                assert opened.buffer.device == rank
+        with pytest.raises(TimeoutError, match="weights-7"):
+            gpushm.torch.load_file("weights", rank=7, client=other, timeout=0.01)
+        for wrong in (-1, "0", True):
+            with pytest.raises(gpushm.InvalidArgument, match="rank"):
+                gpushm.torch.load_file("weights", rank=wrong, client=other)
+    """)

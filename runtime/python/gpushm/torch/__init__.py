@@ -81,18 +81,30 @@ def spec(tensor):
     return dtype, shape
 
 
-def load_file(name, *, generation=0, timeout=60.0, client=None):
+def load_file(name, *, rank=None, generation=0, timeout=60.0, client=None):
     """The tensors of a buffer, as a dict of names to tensors on the GPU that holds them: no copy, and
     for reading only. Their memory stays mapped while one of them lives, or a view of it, and until work
     that their streams had is done.
 
+    `rank`: with several GPUs, the part of the model on the GPU of that number. It is the buffer
+    `<name>-<rank>`, as `gpu: each` in the pod's annotation makes it. The tensors are on that GPU, so one
+    process may load the parts of all ranks, or each process its own.
     `generation`: exactly that one; 0: the current one. `timeout`: seconds to wait until it exists and is
     loaded.
 
     Raises Timeout, NotFound, Denied, Stale, Unsupported.
     """
-    opened = _tensors.open(name, generation=generation, timeout=timeout, client=client)
+    opened = _tensors.open(_of_rank(name, rank), generation=generation, timeout=timeout, client=client)
     return tensors_of(opened)
+
+
+def _of_rank(name, rank):
+    if rank is None:
+        return name
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        raise from_status(Status.INVALID_ARGUMENT, f"rank is {rank!r}; it must be a number from 0 on",
+                          "give the number of the GPU among the pod's, such as rank=0")
+    return f"{name}-{rank}"
 
 
 def tensors_of(opened):
@@ -115,13 +127,15 @@ def _part(buffer, dtype, shape, offset, stream):
     return as_tensor(buffer.view(dtype, shape, offset), stream)
 
 
-def save_file(tensors, name, metadata=None, *, client=None, timeout=600.0):
+def save_file(tensors, name, metadata=None, *, rank=None, client=None, timeout=600.0):
     """Gives `name` new content: a dict of tensors, on the GPU or on the host. Returns the generation.
 
     Tensors on the GPU are copied on PyTorch's present stream, and the call waits for that. Tensors that
-    share memory are copied once each. See gpushm.tensors.publish for `metadata` and the errors.
+    share memory are copied once each. `rank` as for load_file: the copy is on the GPU of that number,
+    where the pod's annotation declares the buffer. See gpushm.tensors.publish for `metadata` and the errors.
     """
-    return _tensors.publish(name, tensors, metadata=metadata, client=client, timeout=timeout)
+    return _tensors.publish(_of_rank(name, rank), tensors, metadata=metadata, client=client,
+                            timeout=timeout)
 
 
 def pool(**options):

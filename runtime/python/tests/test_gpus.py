@@ -1,0 +1,50 @@
+"""A pod of several GPUs. Each case is a process of its own, because a process chooses its driver, and with it
+the simulated GPUs, once."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+HEAD = """
+import numpy
+import pytest
+import gpushm
+import gpushm.tensors
+import gpushm.testing
+
+EACH = {"weights": "{size: 8Mi, gpu: each, generations: 2}"}
+with gpushm.testing.broker(EACH, gpus=2) as broker:
+    app, other = broker.connect("app"), broker.connect("other")
+"""
+
+
+def run(body):
+    environment = {key: value for key, value in os.environ.items() if key != "GPUSHM_SIM_DIR"}
+    ended = subprocess.run([sys.executable, "-c", HEAD + textwrap.indent(textwrap.dedent(body), "    ")],
+                           env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_each_buffer_is_on_its_gpu():
+    run("""
+        first, second = app.gpus()
+        assert (first.number, second.number) == (0, 1)
+        assert first.uuid != second.uuid and not second.lost
+        assert first.used_nbytes == second.used_nbytes == 8 << 20
+        assert app.broker().pool_nbytes == first.pool_nbytes + second.pool_nbytes
+        assert app.lookup("weights-0").gpu_uuid == first.uuid
+        assert app.lookup("weights-1").gpu_uuid == second.uuid
+        with app.attach("weights-1", write=True) as buffer:
+            assert buffer.device == 1
+    """)
+
+
+def test_a_buffer_is_made_on_the_gpu_of_that_number():
+    run("""
+        with app.create("kv", 2 << 20, gpu=1) as made:
+            assert made.device == 1
+            assert app.gpus()[1].used_nbytes == 10 << 20
+        with pytest.raises(gpushm.InvalidArgument, match="2"):
+            app.create("more", 2 << 20, gpu=2)
+    """)
