@@ -22,6 +22,7 @@ sys.path.insert(1, str(HERE.parent / "cluster"))
 # pylint: disable=wrong-import-position
 from cgroups import remove_cgroups
 from gpus import Gpus, real_driver
+from gpus_story import GpusStory
 from mps_story import MpsStory
 from node import CGROUP, Node
 from plugin_pod import NAME
@@ -151,7 +152,7 @@ def tell(arguments):
         report.describe_machine(node, gpus, simulated)
         report.say(f"node ready after {time.monotonic() - start:.1f} s")
         story = Story(node, gpus, report, simulated)
-        for step in [*story.steps(), *MpsStory(
+        for step in [*story.steps(), *GpusStory(node, gpus, report, simulated).steps(), *MpsStory(
                 node, gpus, report, simulated, arguments.programs).steps()]:
             ok = report.step(step)
             if not ok:

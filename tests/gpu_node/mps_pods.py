@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The pods of mps_story.py as the webhook would make them, by `gpushm-injector inject`.
+"""The pods of mps_story.py and gpus_story.py as the webhook would make them, by `gpushm-injector inject`.
 
 usage: mps_pods.py INJECTOR FOLDER     writes FOLDER/NAME.json for each pod
 """
@@ -19,6 +19,7 @@ PROBES = "/probes"  # In the containers.
 PROBE = f"{PROBES}/gpushm-gpu-probe"
 LIMIT_MIB = 1024    # private.gpushm.io of container a.
 SHARED_MIB = 64
+EACH_MIB = 256      # Of the buffers weights-0 and weights-1 of pod several.
 BUFFERS = {"buffers.gpushm.io/frames": f"{SHARED_MIB}Mi", "private.gpushm.io/a": f"{LIMIT_MIB}Mi",
            "private.gpushm.io/b": "2Gi"}
 MPS = {"gpushm.io/mps": "true"}
@@ -36,16 +37,17 @@ ANNOTATIONS = {
     "pair-without": BUFFERS,
     "pair-with": BUFFERS | CUDA_IPC,
     "pair-together": BUFFERS | MPS | CUDA_IPC,
+    "several": {"gpushm.io/gpus": "2", "buffers.gpushm.io/weights": f"{{size: {EACH_MIB}Mi, gpu: each, loads: true}}"},
 }
 
 
 def bare(name):
-    """A pod before the webhook: two containers that run programs of the folder PROBES."""
+    """A pod before the webhook: containers that run programs of the folder PROBES."""
     probes = [{"name": "probes", "mountPath": PROBES, "readOnly": True}]
     is_ipc = name.startswith("ipc-")
     commands = {"a": "export", "b": "import"} if is_ipc else {}
     made = pod(name, *(container(each, *([PROBE, commands[each], "/dev/shm/ipc"] if is_ipc else []),
-                                 volumeMounts=probes) for each in "ab"),
+                                 volumeMounts=probes) for each in ("abc" if name == "several" else "ab")),
                volumes=[{"name": "probes", "hostPath": {"path": PROBES}}])
     if is_ipc or name.startswith("pair-"):
         made["spec"]["restartPolicy"] = "Never"

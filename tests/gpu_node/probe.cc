@@ -8,10 +8,13 @@
 //   fault           lets a kernel write to address 0
 //   export SOCKET   gives memory with 7 in it, and an event, to one import by CUDA IPC: reads 8
 //   import SOCKET   reads 7 there, writes 8, and records the event
+//   peer BUFFER     attaches it for all GPUs, and reads its start in place on another one: "text",
+//                   "way" (gpushm_peer_method), "device", "reader"
 //
 // Each says one line of JSON on standard output; "error" names what the driver said. The simulated
 // driver runs no kernels: there, serve and spin fill memory, and fault does nothing.
 #include <cuda.h>
+#include <dlfcn.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -30,6 +33,7 @@
 #include "platform/base/unique_fd.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
+#include "runtime/include/gpushm/gpushm.h"
 #include "tests/bench/spin_kernel.h"
 
 namespace gpushm {
@@ -235,7 +239,57 @@ UniqueFd Meet(const char* path, bool listens) {
   return fd;
 }
 
+// A function of the library that the container was given.
+template <typename Function>
+Function* Library(const char* name) {
+  static void* const library = dlopen("libgpushm.so.0", RTLD_NOW);
+  void* const found = library == nullptr ? nullptr : dlsym(library, name);
+  if (found == nullptr) throw std::runtime_error(dlerror());
+  return reinterpret_cast<Function*>(found);
+}
+
+void ReadOnPeer(const char* buffer) {
+  const auto check = [](gpushm_status status) {
+    if (status == GPUSHM_OK) return;
+    throw std::runtime_error(Library<decltype(gpushm_last_error)>("gpushm_last_error")()->text);
+  };
+  const Result<const CudaApi*> api = CudaApi::Load(DriverFolderFromEnvironment());
+  if (!api) throw std::runtime_error(api.error().ToString());
+  const CudaApi& cuda = **api;
+  const auto devices = ListDevices(cuda);
+  if (!devices) throw std::runtime_error(devices.error().ToString());
+  gpushm_client* client = nullptr;
+  gpushm_attachment* attachment = nullptr;
+  gpushm_info info;
+  GPUSHM_INIT(&info);
+  check(Library<decltype(gpushm_open)>("gpushm_open")(nullptr, &client));
+  check(Library<decltype(gpushm_lookup)>("gpushm_lookup")(client, buffer, &info));
+  const uint32_t reader = info.gpu == 0 ? 1 : 0;
+  gpushm_attach_options options;
+  GPUSHM_INIT(&options);
+  options.peer_devices = uint64_t{1} << reader;
+  options.timeout_ms = GPUSHM_DEFAULT_TIMEOUT_MS;
+  check(Library<decltype(gpushm_attach)>("gpushm_attach")(client, buffer, &options, &attachment));
+  gpushm_attachment_info attached;
+  GPUSHM_INIT(&attached);
+  check(Library<decltype(gpushm_attachment_get_info)>("gpushm_attachment_get_info")(attachment,
+                                                                                  &attached));
+  CUcontext context = nullptr;
+  std::array<char, 17> text{};
+  const auto must = [](CUresult result, const char* call) {
+    if (result != CUDA_SUCCESS) throw std::runtime_error(Concat(call, ": result ", result));
+  };
+  must(cuda.cuDevicePrimaryCtxRetain(&context, devices->at(reader).device), "retain");
+  must(cuda.cuCtxPushCurrent(context), "cuCtxPushCurrent");
+  const CUdeviceptr address =
+      Library<decltype(gpushm_attachment_address)>("gpushm_attachment_address")(attachment);
+  must(cuda.cuMemcpyDtoH(text.data(), address, text.size() - 1), "cuMemcpyDtoH");
+  End(Concat(R"({"text": ")", text.data(), R"(", "way": )", attached.peer_method,
+             R"(, "device": )", attached.device, R"(, "reader": )", reader, "}"));
+}
+
 int Run(std::string_view what, const char* argument) {
+  if (what == "peer") ReadOnPeer(argument);
   UniqueFd peer;
   if (what == "export" || what == "import") {
     peer = Meet(argument, what == "export");
