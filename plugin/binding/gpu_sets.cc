@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace gpushm::plugin {
 namespace {
@@ -15,7 +16,7 @@ class Search {
         nvlink_(nvlink),
         order_(candidates_.size()) {
     std::iota(order_.begin(), order_.end(), size_t{0});
-    std::ranges::stable_sort(order_, {}, [this](size_t i) { return candidates_[i].cost; });
+    std::ranges::sort(order_, {}, [this](size_t i) { return std::pair(candidates_[i].cost, i); });
   }
 
   std::optional<std::vector<size_t>> Run() {

@@ -79,7 +79,7 @@ class MonitoringTest(ChartCase):
         self.assertEqual(page.sum("gpushm_gpu_memory_saved_by_sharing_bytes"), 64 * MI)
         self.assertEqual(page.sum("gpushm_broker_connected", **mine), 1)
         self.assertEqual(page.sum("gpushm_pool_size_bytes", **mine), 1 << 30)
-        self.assertEqual(page.sum("gpushm_plugin_registered"), 3)
+        self.assertEqual(page.sum("gpushm_plugin_registered"), 5)
 
     def test_series_go_with_their_pod(self):
         self.load()
