@@ -16,12 +16,6 @@ bool Passes(Code code) {
   return code == Code::kNotFound || code == Code::kContended || code == Code::kBusy;
 }
 
-std::string GpusOf(const Binding& binding) {
-  std::string text;
-  for (const std::string& gpu : binding.gpus) text += (text.empty() ? "" : ",") + gpu;
-  return text;
-}
-
 }  // namespace
 
 Allocator::Allocator(AllocatorOptions options, Effects* effects)
@@ -239,7 +233,7 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
       LogInfo("bound", {{"resource", ResourceName(resource)},
                         {"allocation", binding->name()},
                         {"ids", ids.size()},
-                        {"gpu", GpusOf(*binding)},
+                        {"gpu", binding->GpuList()},
                         {"pod", binding->owner.pod.ToString()},
                         {"container", binding->owner.container}});
       return {};
@@ -288,7 +282,7 @@ Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
     if (!succeeded) effects_->Retract(binding.resource, binding.name());
     LogInfo("released", {{"resource", ResourceName(binding.resource)},
                          {"allocation", binding.name()},
-                         {"gpu", GpusOf(binding)},
+                         {"gpu", binding.GpuList()},
                          {"pod", binding.owner.pod.ToString()},
                          {"container", binding.owner.container}});
   }

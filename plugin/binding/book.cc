@@ -42,6 +42,12 @@ void SetLinks(const std::vector<const Gpu*>& gpus, std::vector<Candidate>* candi
 
 }  // namespace
 
+std::string Binding::GpuList() const {
+  std::string list;
+  for (const std::string& gpu : gpus) list += (list.empty() ? "" : ",") + gpu;
+  return list;
+}
+
 void Book::SetGpus(std::vector<Gpu> gpus) { gpus_ = std::move(gpus); }
 
 void Book::Restore(Binding binding) { entries_.push_back({.binding = std::move(binding)}); }

@@ -74,6 +74,8 @@ struct Binding {
   bool Has(const std::string& gpu) const {
     return std::find(gpus.begin(), gpus.end(), gpu) != gpus.end();
   }
+  // Its GPUs, separated by commas.
+  std::string GpuList() const;
   // Of memory: how many of its IDs each GPU gives.
   size_t UnitsOfEach() const { return ids.size() / gpus.size(); }
   friend bool operator==(const Binding&, const Binding&) = default;

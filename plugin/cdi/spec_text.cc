@@ -265,11 +265,9 @@ Result<void> CheckEdits(const Edits& edits) {
 
 Result<std::string> SpecText(const Binding& binding, const Edits& edits) {
   if (const std::string wrong = WrongWith(binding); !wrong.empty()) return Refused(wrong);
-  std::string gpus;
-  for (const std::string& gpu : binding.gpus) gpus += (gpus.empty() ? "" : ",") + gpu;
   Json annotations = {{kVersionKey, std::to_string(VersionOf(binding))},
                       {kIdsKey, JoinIds(binding.ids)},
-                      {kGpuKey, gpus},
+                      {kGpuKey, binding.GpuList()},
                       {kNamespaceKey, binding.owner.pod.name_space},
                       {kPodKey, binding.owner.pod.name},
                       {kContainerKey, binding.owner.container}};
