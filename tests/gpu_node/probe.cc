@@ -273,7 +273,7 @@ void ReadOnPeer(const char* buffer) {
   gpushm_attachment_info attached;
   GPUSHM_INIT(&attached);
   check(Library<decltype(gpushm_attachment_get_info)>("gpushm_attachment_get_info")(attachment,
-                                                                                  &attached));
+                                                                                    &attached));
   CUcontext context = nullptr;
   std::array<char, 17> text{};
   const auto must = [](CUresult result, const char* call) {
@@ -284,8 +284,8 @@ void ReadOnPeer(const char* buffer) {
   const CUdeviceptr address =
       Library<decltype(gpushm_attachment_address)>("gpushm_attachment_address")(attachment);
   must(cuda.cuMemcpyDtoH(text.data(), address, text.size() - 1), "cuMemcpyDtoH");
-  End(Concat(R"({"text": ")", text.data(), R"(", "way": )", attached.peer_method,
-             R"(, "device": )", attached.device, R"(, "reader": )", reader, "}"));
+  End(Concat(R"({"text": ")", text.data(), R"(", "way": )", attached.peer_method, R"(, "device": )",
+             attached.device, R"(, "reader": )", reader, "}"));
 }
 
 int Run(std::string_view what, const char* argument) {
