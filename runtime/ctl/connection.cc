@@ -183,13 +183,18 @@ Result<std::vector<gpushm_holder>> Connection::Holders(const std::string& name) 
   });
 }
 
-Result<gpushm_broker_info> Connection::Broker() {
-  gpushm_broker_info info;
-  GPUSHM_INIT(&info);
-  if (auto done = Check(gpushm_broker_get_info(client_.get(), &info)); !done) {
+Result<BrokerFacts> Connection::Broker() {
+  BrokerFacts facts;
+  GPUSHM_INIT(&facts.info);
+  if (auto done = Check(gpushm_broker_get_info(client_.get(), &facts.info)); !done) {
     return std::unexpected(done.error());
   }
-  return info;
+  auto gpus = FillAll<gpushm_gpu_info>([&](gpushm_gpu_info* infos, size_t capacity, size_t* count) {
+    return gpushm_list_gpus(client_.get(), infos, capacity, count);
+  });
+  if (!gpus) return std::unexpected(gpus.error());
+  facts.gpus = std::move(*gpus);
+  return facts;
 }
 
 Result<void> Connection::Create(const std::string& name, uint64_t size_bytes,

@@ -23,6 +23,12 @@ struct ConnectOptions {
   int64_t timeout_ms = 0;  // See gpushm.h.
 };
 
+// The broker, and the pod's GPUs in the order of their numbers.
+struct BrokerFacts {
+  gpushm_broker_info info;
+  std::vector<gpushm_gpu_info> gpus;
+};
+
 struct TransferSettings {
   uint32_t method = GPUSHM_TRANSFER_AUTO;
   uint32_t file_method = GPUSHM_FILE_AUTO;
@@ -59,7 +65,7 @@ class Connection {
   static Result<uint64_t> Measure(const std::string& path, uint32_t format = GPUSHM_FORMAT_AUTO);
   // The holders of one buffer, or of all ("").
   Result<std::vector<gpushm_holder>> Holders(const std::string& name);
-  Result<gpushm_broker_info> Broker();
+  Result<BrokerFacts> Broker();
   // Makes the buffer without attaching it, so it outlives this process whatever its options are.
   Result<void> Create(const std::string& name, uint64_t size_bytes,
                       const gpushm_create_options& options);

@@ -6,6 +6,7 @@ namespace gpushm::ctl {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::Not;
@@ -210,6 +211,38 @@ TEST_F(CtlTest, SickGpuHangs) {
   EXPECT_THAT(load.err, HasSubstr("the transfer stalled"));
   EXPECT_EQ(Ctl({"ls"}, dead).code, 0) << "listing asks no driver";
   EXPECT_LT(MonotonicNs() - start_ns, int64_t{20} * 1'000'000'000);
+}
+
+// Goal: with a broker of two GPUs, create chooses one, and every view says which; doctor tries
+// both.
+TEST_F(CtlTest, SeveralGpus) {
+  fs::create_directories(dir_ / "sim");
+  std::ofstream(dir_ / "sim/cards.yaml")
+      << "gpus:\n"
+         "- {uuid: GPU-aaaaaaaa-0000-0000-0000-000000000001, memory: 1Gi}\n"
+         "- {uuid: GPU-bbbbbbbb-0000-0000-0000-000000000002, memory: 1Gi}\n";
+  StartBroker("64Mi", "gpushm.io/gpus: '2'\nbuffers.gpushm.io/weights: {size: 4Mi, gpu: each}\n");
+  const Output made = Ctl({"create", "kv", "8Mi", "--gpu", "1"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const Output list = Ctl({"ls"});
+  EXPECT_THAT(list.out, ContainsRegex("kv .* 1 GPU-bbbbbbbb"));
+  EXPECT_THAT(list.out, ContainsRegex("weights-0 .* 0 GPU-aaaaaaaa"));
+  EXPECT_THAT(Ctl({"stat", "kv"}).out,
+              HasSubstr("gpu:         1 GPU-bbbbbbbb-0000-0000-0000-000000000002\n"));
+  EXPECT_THAT(Ctl({"stat", "kv", "-o", "json"}).out, HasSubstr("\"gpu_number\": 1"));
+  const Output stat = Ctl({"stat"});
+  EXPECT_THAT(stat.out, ContainsRegex("  0  GPU-aaaaaaaa-.*  ok +64Mi +4Mi\n"));
+  EXPECT_THAT(stat.out, ContainsRegex("  1  GPU-bbbbbbbb-.*  ok +64Mi +12Mi\n"));
+  EXPECT_THAT(Ctl({"top", "-n", "1"}).out,
+              HasSubstr("gpu 1 GPU-bbbbbbbb  pool 12Mi of 64Mi (19%)\n"));
+  const Output unknown = Ctl({"create", "x", "2Mi", "--gpu", "2"});
+  EXPECT_EQ(unknown.code, 2) << unknown.err;
+  EXPECT_THAT(unknown.err, HasSubstr("2"));
+  const Output doctor = Ctl({"doctor"});
+  EXPECT_EQ(doctor.code, 0) << doctor.out;
+  EXPECT_THAT(doctor.out, HasSubstr("GPU 0 of the pod, GPU-aaaaaaaa"));
+  EXPECT_THAT(doctor.out, HasSubstr("GPU 1 of the pod, GPU-bbbbbbbb"));
+  EXPECT_THAT(doctor.out, ContainsRegex("peers +GPU 0 and GPU 1 "));
 }
 
 // Goal: two processes that are both PID 1 can share vmm memory, and doctor warns about cuipc.

@@ -22,7 +22,9 @@
 namespace gpushm::ctl {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr int64_t kSecond = 1'000'000'000;
 
@@ -277,17 +279,34 @@ TEST(Views, SignalsAreAPartOfTheirOwn) {
   EXPECT_THAT(StatText(page, {}, &look, kStyle), HasSubstr("written:     died\n"));
 }
 
+gpushm_gpu_info Gpu(uint8_t first_byte_of_uuid, uint32_t number, bool lost = false) {
+  gpushm_gpu_info gpu;
+  GPUSHM_INIT(&gpu);
+  gpu.gpu_uuid[0] = first_byte_of_uuid;
+  gpu.gpu = number;
+  gpu.lost = lost ? 1 : 0;
+  return gpu;
+}
+
+BrokerFacts WithGpus(std::vector<gpushm_gpu_info> gpus) {
+  BrokerFacts broker;
+  GPUSHM_INIT(&broker.info);
+  broker.gpus = std::move(gpus);
+  return broker;
+}
+
 TEST(Views, TopSortsCutsAndRates) {
   TopSample before{};
   TopSample sample{};
-  GPUSHM_INIT(&sample.broker);
-  sample.broker.pool_bytes = 100;
-  sample.broker.used_bytes = 25;
+  sample.broker = WithGpus({Gpu(0xaa, 0), Gpu(0xbb, 1, /*lost=*/true)});
+  sample.broker.gpus[0].pool_bytes = 100;
+  sample.broker.gpus[0].used_bytes = 25;
   sample.snapshot.buffers = {Info("a", 100), Info("b", 300, GPUSHM_BUFFER_LOADING), Info("c", 200)};
   before = sample;
   sample.snapshot.buffers[1].loaded_bytes = uint64_t{1} << 20;
   const std::string text = TopText(sample, &before, kSecond, TopOrder::kSize, 2, kStyle);
-  EXPECT_THAT(text, HasSubstr("pool 25 of 100 (25%)"));
+  EXPECT_THAT(text, HasSubstr("gpu 0 GPU-aa000000  pool 25 of 100 (25%)\n"));
+  EXPECT_THAT(text, HasSubstr("gpu 1 GPU-bb000000  pool 0 of 0 (-)  lost\n"));
   EXPECT_THAT(text, HasSubstr("1.00 MiB/s"));
   EXPECT_LT(text.find("\nb "), text.find("\nc "));
   EXPECT_THAT(text, HasSubstr("... and 1 more\n"));
@@ -344,21 +363,43 @@ TEST(Doctor, SystemFaults) {
   EXPECT_EQ(Named(CheckSystem(facts, 0), "open files").level, Level::kWarn);
 }
 
+// Goal: each GPU of a pod of several is judged by its own state, and each pair by how its GPUs
+// reach each other.
+TEST(Doctor, SeveralGpus) {
+  const BrokerFacts broker = WithGpus({Gpu(0xaa, 0), Gpu(0xbb, 1), Gpu(0xcc, 2, /*lost=*/true)});
+  const std::string first = FormatUuid(broker.gpus[0].gpu_uuid);
+  const std::string second = FormatUuid(broker.gpus[1].gpu_uuid);
+  GpuFacts facts{.path = "libcuda.so.1",
+                 .version = 13000,
+                 .devices = {{second, "H100", 1}, {"GPU-other", "H100", 1}, {first, "H100", 1}},
+                 .pairs = {{0, 1, false, false}, {0, 2, true, true}}};
+  std::string text = DoctorText(CheckGpus(facts, &broker), false);
+  EXPECT_THAT(text, HasSubstr("ok    broker's gpu  GPU 0 of the pod, " + first + ", is visible"));
+  EXPECT_THAT(text, HasSubstr("ok    broker's gpu  GPU 1 of the pod, " + second + ", is visible"));
+  EXPECT_THAT(text, HasSubstr("fail  broker's gpu  GPU 2 of the pod, "));
+  EXPECT_THAT(text,
+              HasSubstr("ok    peers         GPU 1 and GPU 0 access each other's buffers over "
+                        "NVLink"));
+  EXPECT_THAT(text, Not(HasSubstr("cannot access"))) << "the other GPU is not the pod's";
+  EXPECT_THAT(ChooseDevices(facts, &broker), ElementsAre(first, second));
+  facts.pairs[1] = {0, 2, false, false};
+  text = DoctorText(CheckGpus(facts, &broker), false);
+  EXPECT_THAT(text, HasSubstr("warn  peers         GPU 1 and GPU 0 cannot access"));
+}
+
 TEST(Doctor, GpuFaults) {
-  gpushm_broker_info broker;
-  GPUSHM_INIT(&broker);
-  broker.gpu_uuid[0] = 0xaa;
-  const std::string wanted = FormatUuid(broker.gpu_uuid);
+  BrokerFacts broker = WithGpus({Gpu(0xaa, 0)});
+  const std::string wanted = FormatUuid(broker.gpus[0].gpu_uuid);
   GpuFacts facts{.path = "libcuda.so.1", .version = 13000, .simulated = false, .devices = {}};
   EXPECT_TRUE(AnyFailed(CheckGpus(facts, nullptr))) << "no device";
-  EXPECT_EQ(ChooseDevice(facts, &broker), "");
+  EXPECT_THAT(ChooseDevices(facts, &broker), ElementsAre());
   facts.devices = {{"GPU-other", "H100", 1}};
   EXPECT_FALSE(AnyFailed(CheckGpus(facts, nullptr)));
   EXPECT_EQ(Named(CheckGpus(facts, &broker), "broker's gpu").level, Level::kFail);
   facts.devices.push_back({wanted, "H100", 1});
   EXPECT_EQ(Named(CheckGpus(facts, &broker), "broker's gpu").level, Level::kOk);
-  EXPECT_EQ(ChooseDevice(facts, &broker), wanted);
-  broker.simulated = 1;
+  EXPECT_THAT(ChooseDevices(facts, &broker), ElementsAre(wanted));
+  broker.info.simulated = 1;
   EXPECT_EQ(Named(CheckGpus(facts, &broker), "same driver").level, Level::kFail);
   const Result<GpuFacts> none = Fail(Code::kUnsupported, "no libcuda", "get one");
   EXPECT_THAT(CheckGpus(none, &broker).front().remedy,

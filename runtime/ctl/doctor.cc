@@ -148,8 +148,9 @@ Check CheckSocket(const SocketFacts& facts) {
   return {Level::kOk, name, Concat(facts.path, ", mode ", Octal(facts.mode))};
 }
 
-Check CheckBroker(const Result<gpushm_broker_info>& broker) {
-  if (!broker) return FromStatus("broker", broker.error());
+Check CheckBroker(const Result<BrokerFacts>& facts) {
+  if (!facts) return FromStatus("broker", facts.error());
+  const gpushm_broker_info* const broker = &facts->info;
   const std::string container(broker->container, strnlen(broker->container, GPUSHM_NAME_BYTES));
   return {Level::kOk, "broker",
           Concat("answers, protocol ", broker->protocol, ", container ",
@@ -174,16 +175,68 @@ std::vector<Check> CheckSystem(const SystemFacts& facts, size_t cuipc_buffers) {
   return checks;
 }
 
-std::string ChooseDevice(const GpuFacts& facts, const gpushm_broker_info* broker) {
-  if (facts.devices.empty()) return "";
-  if (broker == nullptr) return facts.devices.front().uuid;
-  const std::string wanted = FormatUuid(broker->gpu_uuid);
-  const bool visible = std::any_of(facts.devices.begin(), facts.devices.end(),
-                                   [&](const auto& device) { return device.uuid == wanted; });
-  return visible ? wanted : facts.devices.front().uuid;
+namespace {
+
+bool IsVisible(const GpuFacts& facts, const std::string& uuid) {
+  return std::ranges::find(facts.devices, uuid, &GpuFacts::Device::uuid) != facts.devices.end();
 }
 
-std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_info* broker) {
+// One check for each GPU of the pod, and one for each pair of them.
+void CheckGpusOfPod(const GpuFacts& facts, const BrokerFacts& broker, std::vector<Check>* checks) {
+  for (const gpushm_gpu_info& gpu : broker.gpus) {
+    const std::string uuid = FormatUuid(gpu.gpu_uuid);
+    const std::string text = Concat("GPU ", gpu.gpu, " of the pod, ", uuid);
+    if (gpu.lost != 0) {
+      checks->push_back({Level::kFail, "broker's gpu", text + ", is lost",
+                         "its buffers fail with DEVICE_LOST until it is healthy again; see the "
+                         "sidecar's log and docs/guides/runbooks.md"});
+    } else if (IsVisible(facts, uuid)) {
+      checks->push_back({Level::kOk, "broker's gpu", text + ", is visible here"});
+    } else {
+      checks->push_back({Level::kFail, "broker's gpu", text + ", is not visible here",
+                         "add gpushm.io/attach for this container, so that it gets the GPUs of "
+                         "its sidecar, and do not hide one with CUDA_VISIBLE_DEVICES"});
+    }
+  }
+  const auto number = [&](size_t device) -> std::optional<uint32_t> {
+    for (const gpushm_gpu_info& gpu : broker.gpus) {
+      if (FormatUuid(gpu.gpu_uuid) == facts.devices[device].uuid) return gpu.gpu;
+    }
+    return std::nullopt;
+  };
+  for (const GpuFacts::Pair& pair : facts.pairs) {
+    const auto first = number(pair.first);
+    const auto second = number(pair.second);
+    if (!first || !second) continue;
+    const std::string text = Concat("GPU ", *first, " and GPU ", *second);
+    if (pair.in_place) {
+      checks->push_back(
+          {Level::kOk, "peers",
+           Concat(text, " access each other's buffers over ", pair.nvlink ? "NVLink" : "PCIe")});
+    } else {
+      checks->push_back({Level::kWarn, "peers",
+                         text + " cannot access each other's buffers; a copy has to be attached",
+                         "attach with stage, or ask for GPUs with NVLink: "
+                         "gpushm.io/topology: nvlink"});
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> ChooseDevices(const GpuFacts& facts, const BrokerFacts* broker) {
+  std::vector<std::string> chosen;
+  if (broker != nullptr) {
+    for (const gpushm_gpu_info& gpu : broker->gpus) {
+      const std::string uuid = FormatUuid(gpu.gpu_uuid);
+      if (IsVisible(facts, uuid)) chosen.push_back(uuid);
+    }
+  }
+  if (chosen.empty() && !facts.devices.empty()) chosen.push_back(facts.devices.front().uuid);
+  return chosen;
+}
+
+std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const BrokerFacts* broker) {
   if (!facts) {
     Check check = FromStatus("driver", facts.error());
     if (broker != nullptr) {
@@ -206,22 +259,16 @@ std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_
                       "add gpushm.io/attach for the container, and unset CUDA_VISIBLE_DEVICES"});
   }
   if (broker == nullptr) return checks;
-  if ((broker->simulated != 0) != facts->simulated) {
-    checks.push_back({Level::kFail, "same driver",
-                      Concat("the broker uses a ", broker->simulated != 0 ? "simulated" : "real",
-                             " driver, but this process uses a ",
-                             facts->simulated ? "simulated" : "real", " one"),
-                      "set GPUSHM_DRIVER to the same folder for both, or for neither"});
+  if ((broker->info.simulated != 0) != facts->simulated) {
+    checks.push_back(
+        {Level::kFail, "same driver",
+         Concat("the broker uses a ", broker->info.simulated != 0 ? "simulated" : "real",
+                " driver, but this process uses a ", facts->simulated ? "simulated" : "real",
+                " one"),
+         "set GPUSHM_DRIVER to the same folder for both, or for neither"});
     return checks;
   }
-  const std::string wanted = FormatUuid(broker->gpu_uuid);
-  if (ChooseDevice(*facts, broker) == wanted) {
-    checks.push_back({Level::kOk, "broker's gpu", Concat(wanted, " is visible here")});
-  } else {
-    checks.push_back({Level::kFail, "broker's gpu", Concat(wanted, " is not visible here"),
-                      "add gpushm.io/attach for this container, so that it gets its "
-                      "sidecar's GPU, and do not hide that GPU with CUDA_VISIBLE_DEVICES"});
-  }
+  CheckGpusOfPod(*facts, *broker, &checks);
   return checks;
 }
 

@@ -9,7 +9,7 @@
 
 #include "contract/status/mps_state.h"
 #include "platform/base/status.h"
-#include "runtime/include/gpushm/gpushm.h"
+#include "runtime/ctl/connection.h"
 
 namespace gpushm::ctl {
 
@@ -38,7 +38,7 @@ struct SocketFacts {
 Check CheckSocket(const SocketFacts& facts);
 
 // Judges the broker's answer, or the reason why there is none.
-Check CheckBroker(const Result<gpushm_broker_info>& broker);
+Check CheckBroker(const Result<BrokerFacts>& broker);
 
 struct SystemFacts {
   std::string kernel;        // uname -r
@@ -72,12 +72,20 @@ struct GpuFacts {
   std::string path;
   int version = 0;  // 13000 is 13.0.
   bool simulated = false;
+  struct Pair {
+    size_t first = 0;  // Index in `devices`.
+    size_t second = 0;
+    bool in_place = false;  // The GPUs access each other's memory.
+    bool nvlink = false;
+  };
   std::vector<Device> devices;
+  std::vector<Pair> pairs{};
 };
 // `broker` is null if no broker answers.
-std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const gpushm_broker_info* broker);
-// The UUID of the GPU on which to try memory; empty if there is none.
-std::string ChooseDevice(const GpuFacts& facts, const gpushm_broker_info* broker);
+std::vector<Check> CheckGpus(const Result<GpuFacts>& facts, const BrokerFacts* broker);
+// The UUIDs of the GPUs on which to try memory: those of the broker that are visible here, or else
+// the first one; empty if there is none.
+std::vector<std::string> ChooseDevices(const GpuFacts& facts, const BrokerFacts* broker);
 
 // Whether processes share the GPU by MPS, and within which limits.
 std::vector<Check> CheckMps(bool mps, const SystemFacts& facts);

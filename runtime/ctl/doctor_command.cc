@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kTryMs = 10'000;
 
 struct BrokerView {
-  Result<gpushm_broker_info> info;
+  Result<BrokerFacts> facts;
   size_t cuipc_buffers = 0;
 };
 
@@ -50,18 +50,19 @@ Result<ExitCode> Run(const Context& context) {
   std::vector<Check> checks;
   checks.push_back(CheckSocket(GatherSocket(globals.folder, globals.pod_uid)));
   const BrokerView broker = AskBroker(context);
-  checks.push_back(CheckBroker(broker.info));
-  const gpushm_broker_info* const info = broker.info ? &*broker.info : nullptr;
+  checks.push_back(CheckBroker(broker.facts));
+  const BrokerFacts* const facts = broker.facts ? &*broker.facts : nullptr;
 
   const SystemFacts system = GatherSystem();
   const Result<GpuFacts> gpus = ProbeGpus(driver, wait_ms);
-  std::ranges::move(CheckGpus(gpus, info), std::back_inserter(checks));
+  std::ranges::move(CheckGpus(gpus, facts), std::back_inserter(checks));
   if (gpus) {
-    if (const std::string uuid = ChooseDevice(*gpus, info); !uuid.empty()) {
-      TryMemory(driver, uuid, wait_ms, &checks);
-      const auto chosen = std::ranges::find(gpus->devices, uuid, &GpuFacts::Device::uuid);
-      if (chosen->mps)
-        std::ranges::move(CheckMps(*chosen->mps, system), std::back_inserter(checks));
+    const std::vector<std::string> chosen = ChooseDevices(*gpus, facts);
+    for (const std::string& uuid : chosen) TryMemory(driver, uuid, wait_ms, &checks);
+    // MPS is of the machine: one daemon serves all GPUs of a process.
+    if (!chosen.empty()) {
+      const auto first = std::ranges::find(gpus->devices, chosen.front(), &GpuFacts::Device::uuid);
+      if (first->mps) std::ranges::move(CheckMps(*first->mps, system), std::back_inserter(checks));
     }
   }
   std::ranges::move(CheckSystem(system, broker.cuipc_buffers), std::back_inserter(checks));

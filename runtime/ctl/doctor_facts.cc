@@ -76,6 +76,25 @@ int MpsOf(const CudaApi& api, const DeviceInfo& device) {
   return api.cuDeviceGetAttribute(&mps, kMpsEnabled, device.device) == CUDA_SUCCESS ? mps : -1;
 }
 
+struct PairAccess {
+  bool in_place = false;
+  bool nvlink = false;
+};
+
+// NVLink carries atomics; PCIe between GPUs does not.
+PairAccess AccessOf(const CudaApi& api, CUdevice first, CUdevice second) {
+  int there = 0;
+  int back = 0;
+  int atomics = 0;
+  if (api.cuDeviceCanAccessPeer(&there, first, second) != CUDA_SUCCESS ||
+      api.cuDeviceCanAccessPeer(&back, second, first) != CUDA_SUCCESS ||
+      api.cuDeviceGetP2PAttribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, first,
+                                  second) != CUDA_SUCCESS) {
+    return {};
+  }
+  return {.in_place = there != 0 && back != 0, .nvlink = atomics != 0};
+}
+
 Result<DeviceInfo> FindDevice(const CudaApi& api, const std::string& uuid) {
   const auto devices = ListDevices(api);
   if (!devices) return std::unexpected(devices.error());
@@ -85,13 +104,21 @@ Result<DeviceInfo> FindDevice(const CudaApi& api, const std::string& uuid) {
   return Fail(Code::kNotFound, Concat(uuid, " is no longer visible"));
 }
 
-// Lines with path, version and simulated, then one line "uuid bytes mps name" for each device.
+// Lines with path, version and simulated; a line "uuid bytes mps name" for each device, and after
+// an empty line one "first second in_place nvlink" for each pair of them.
 std::string Encode(const CudaApi& api, const std::vector<DeviceInfo>& devices) {
   std::string text =
       Concat(api.path(), "\n", api.driver_version(), "\n", api.simulated() ? 1 : 0, "\n");
   for (const DeviceInfo& device : devices) {
     text += Concat(device.uuid.ToString(), " ", device.total_bytes, " ", MpsOf(api, device), " ",
                    device.name, "\n");
+  }
+  text += '\n';
+  for (size_t first = 0; first < devices.size(); ++first) {
+    for (size_t second = first + 1; second < devices.size(); ++second) {
+      const PairAccess access = AccessOf(api, devices[first].device, devices[second].device);
+      text += Concat(first, " ", second, " ", access.in_place, " ", access.nvlink, "\n");
+    }
   }
   return text;
 }
@@ -103,12 +130,19 @@ GpuFacts Decode(const std::string& text) {
   std::getline(in, facts.path);
   in >> facts.version >> simulated;
   facts.simulated = simulated != 0;
-  GpuFacts::Device device;
-  int mps = -1;
-  while (in >> device.uuid >> device.total_bytes >> mps &&
-         std::getline(in >> std::ws, device.name)) {
+  in.ignore();  // The end of that line.
+  for (std::string line; std::getline(in, line) && !line.empty();) {
+    std::istringstream words(line);
+    GpuFacts::Device device;
+    int mps = -1;
+    words >> device.uuid >> device.total_bytes >> mps;
+    std::getline(words >> std::ws, device.name);
     device.mps = mps < 0 ? std::nullopt : std::optional(mps != 0);
     facts.devices.push_back(device);
+  }
+  GpuFacts::Pair pair;
+  while (in >> pair.first >> pair.second >> pair.in_place >> pair.nvlink) {
+    facts.pairs.push_back(pair);
   }
   return facts;
 }

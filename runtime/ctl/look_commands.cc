@@ -67,7 +67,8 @@ Result<ExitCode> RunStat(const Context& context, const std::string& name) {
   if (name.empty()) {
     const auto broker = connection->Broker();
     if (!broker) return std::unexpected(broker.error());
-    return PrintDone(context.globals.json ? BrokerJson(*broker) : BrokerText(*broker));
+    return PrintDone(context.globals.json ? BrokerJson(*broker)
+                                          : BrokerText(*broker, context.StdoutStyle()));
   }
   const auto info = connection->Lookup(name);
   if (!info) return std::unexpected(info.error());

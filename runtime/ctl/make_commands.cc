@@ -14,6 +14,7 @@ struct CreateArguments {
   std::string name;
   uint64_t size_bytes = 0;
   std::string from;
+  uint32_t gpu = 0;
   std::string writers = "creator";
   std::string on_writer_exit = "mark";
   bool one_writer = false;
@@ -25,6 +26,7 @@ Result<ExitCode> RunCreate(const Context& context, const CreateArguments& argume
   gpushm_create_options options;
   GPUSHM_INIT(&options);
   options.writers = arguments.writers == "all" ? GPUSHM_WRITERS_ALL : GPUSHM_WRITERS_CREATOR;
+  options.gpu = arguments.gpu;
   options.one_writer = arguments.one_writer ? 1 : 0;
   options.on_writer_exit = arguments.on_writer_exit == "keep"   ? GPUSHM_WRITER_EXIT_KEEP
                            : arguments.on_writer_exit == "drop" ? GPUSHM_WRITER_EXIT_DROP
@@ -86,6 +88,11 @@ void AddMakeCommands(CLI::App* app, Context* context) {
       ->add_option("--from", arguments->from,
                    "Instead of SIZE: as large as load needs for this file, index or folder")
       ->excludes(size);
+  create
+      ->add_option("--gpu", arguments->gpu,
+                   "The number of the GPU, among those of the pod, that holds the bytes; stat "
+                   "lists them")
+      ->capture_default_str();
   create->add_option("--writers", arguments->writers, "Which containers may write: creator or all")
       ->check(CLI::IsMember({"creator", "all"}))
       ->capture_default_str();

@@ -92,17 +92,12 @@ std::string StateText(const gpushm_info& info) {
 }
 
 Json InfoOf(const gpushm_info& info) {
-  return {{"name", NameOf(info.name)},
-          {"generation", std::to_string(info.generation)},
-          {"size_bytes", info.size_bytes},
-          {"mapped_bytes", info.mapped_bytes},
-          {"content_bytes", info.content_bytes},
-          {"loaded_bytes", info.loaded_bytes},
-          {"state", StateName(info.state)},
-          {"transport", TransportName(info.transport)},
-          {"gpu", FormatUuid(info.gpu_uuid)},
-          {"creator", NameOf(info.creator)},
-          {"created", FormatTime(info.created_unix_ns)}};
+  return {{"name", NameOf(info.name)},           {"generation", std::to_string(info.generation)},
+          {"size_bytes", info.size_bytes},       {"mapped_bytes", info.mapped_bytes},
+          {"content_bytes", info.content_bytes}, {"loaded_bytes", info.loaded_bytes},
+          {"state", StateName(info.state)},      {"transport", TransportName(info.transport)},
+          {"gpu", FormatUuid(info.gpu_uuid)},    {"gpu_number", info.gpu},
+          {"creator", NameOf(info.creator)},     {"created", FormatTime(info.created_unix_ns)}};
 }
 
 void AddLook(const gpushm_sync_info* look, const std::vector<gpushm_holder>& holders, Json* json) {
@@ -127,9 +122,23 @@ Json BuffersOf(const Snapshot& snapshot) {
   return buffers;
 }
 
-Json BrokerOf(const gpushm_broker_info& broker) {
+Json GpusOf(const std::vector<gpushm_gpu_info>& gpus) {
+  Json list = Json::array();
+  for (const gpushm_gpu_info& gpu : gpus) {
+    list.push_back({{"number", gpu.gpu},
+                    {"gpu", FormatUuid(gpu.gpu_uuid)},
+                    {"pool_bytes", gpu.pool_bytes},
+                    {"used_bytes", gpu.used_bytes},
+                    {"lost", gpu.lost != 0}});
+  }
+  return list;
+}
+
+Json BrokerOf(const BrokerFacts& facts) {
+  const gpushm_broker_info& broker = facts.info;
   return {{"container", NameOf(broker.container)},
           {"gpu", FormatUuid(broker.gpu_uuid)},
+          {"gpus", GpusOf(facts.gpus)},
           {"pool_bytes", broker.pool_bytes},
           {"used_bytes", broker.used_bytes},
           {"clients", broker.clients},
@@ -150,6 +159,11 @@ std::string Field(std::string_view key, std::string_view value) {
 
 std::string BytesField(uint64_t bytes) {
   return Concat(FormatBytes(bytes), " (", bytes, " bytes)");
+}
+
+// "0 GPU-1a2b3c4d": the number among the pod's GPUs, and the start of the UUID.
+std::string GpuText(uint32_t number, const uint8_t (&uuid)[GPUSHM_UUID_BYTES]) {
+  return Concat(number, " ", FormatShortUuid(uuid));
 }
 
 std::string ContainerText(std::string_view name) { return name.empty() ? "-" : Printable(name); }
@@ -287,7 +301,7 @@ std::string ListTable(const Snapshot& snapshot, const Style& style) {
                {FormatBytes(info.content_bytes)},
                {StateText(info), StateColor(info.state)},
                {TransportName(info.transport)},
-               {FormatShortUuid(info.gpu_uuid)},
+               {GpuText(info.gpu, info.gpu_uuid)},
                {std::to_string(CountHolders(info, snapshot.holders).all())},
                {FormatAge(style.now_unix_ns - info.created_unix_ns)}});
   }
@@ -321,7 +335,7 @@ std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& 
   text += Field("mapped", BytesField(info.mapped_bytes));
   text += "state:       " + Paint(StateText(info), StateColor(info.state), style.color) + '\n';
   text += Field("transport", TransportName(info.transport));
-  text += Field("gpu", FormatUuid(info.gpu_uuid));
+  text += Field("gpu", Concat(info.gpu, " ", FormatUuid(info.gpu_uuid)));
   text += Field("creator",
                 NameOf(info.creator).empty() ? "declared by annotation" : NameOf(info.creator));
   text += Field("created", Concat(FormatTime(info.created_unix_ns), " (",
@@ -366,9 +380,9 @@ std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& 
   return JsonText(json);
 }
 
-std::string BrokerText(const gpushm_broker_info& broker) {
+std::string BrokerText(const BrokerFacts& facts, const Style& style) {
+  const gpushm_broker_info& broker = facts.info;
   std::string text = Field("container", ContainerText(NameOf(broker.container)));
-  text += Field("gpu", FormatUuid(broker.gpu_uuid));
   text += Field("driver", broker.simulated != 0 ? "simulated" : "real");
   text += Field("pool", BytesField(broker.pool_bytes));
   text += Field("used", Concat(BytesField(broker.used_bytes), ", ",
@@ -377,10 +391,18 @@ std::string BrokerText(const gpushm_broker_info& broker) {
   text += Field("leases", std::to_string(broker.leases));
   text += Field("epoch", std::to_string(broker.broker_epoch));
   text += Field("protocol", std::to_string(broker.protocol));
-  return text;
+  Table table({{"GPU", true}, {"UUID"}, {"STATE"}, {"POOL", true}, {"USED", true}});
+  for (const gpushm_gpu_info& gpu : facts.gpus) {
+    table.Add({{std::to_string(gpu.gpu)},
+               {FormatUuid(gpu.gpu_uuid)},
+               {gpu.lost != 0 ? "lost" : "ok", gpu.lost != 0 ? Color::kRed : Color::kGreen},
+               {FormatBytes(gpu.pool_bytes)},
+               {FormatBytes(gpu.used_bytes)}});
+  }
+  return text + '\n' + table.Render(style.color);
 }
 
-std::string BrokerJson(const gpushm_broker_info& broker) { return JsonText(BrokerOf(broker)); }
+std::string BrokerJson(const BrokerFacts& broker) { return JsonText(BrokerOf(broker)); }
 
 namespace {
 
@@ -401,14 +423,19 @@ std::string LoadRate(const gpushm_info& info, const TopSample* previous, int64_t
 }
 
 std::string TopHead(const TopSample& sample, const Style& style) {
-  const gpushm_broker_info& broker = sample.broker;
-  return Concat("gpushm  ", FormatTime(style.now_unix_ns).substr(0, 19), "Z  container ",
-                ContainerText(NameOf(broker.container)), "  ", FormatShortUuid(broker.gpu_uuid),
-                broker.simulated != 0 ? " (simulated)" : "", "\npool ",
-                FormatBytes(broker.used_bytes), " of ", FormatBytes(broker.pool_bytes), " (",
-                Percent(broker.used_bytes, broker.pool_bytes), ")  buffers ",
-                sample.snapshot.buffers.size(), "  clients ", broker.clients, "  leases ",
-                broker.leases, "\n\n");
+  const gpushm_broker_info& broker = sample.broker.info;
+  std::string text =
+      Concat("gpushm  ", FormatTime(style.now_unix_ns).substr(0, 19), "Z  container ",
+             ContainerText(NameOf(broker.container)), broker.simulated != 0 ? " (simulated)" : "",
+             "  buffers ", sample.snapshot.buffers.size(), "  clients ", broker.clients,
+             "  leases ", broker.leases, '\n');
+  for (const gpushm_gpu_info& gpu : sample.broker.gpus) {
+    text +=
+        Concat("gpu ", GpuText(gpu.gpu, gpu.gpu_uuid), "  pool ", FormatBytes(gpu.used_bytes),
+               " of ", FormatBytes(gpu.pool_bytes), " (", Percent(gpu.used_bytes, gpu.pool_bytes),
+               ")", gpu.lost != 0 ? "  " + Paint("lost", Color::kRed, style.color) : "", '\n');
+  }
+  return text + '\n';
 }
 
 }  // namespace
@@ -436,6 +463,7 @@ std::string TopText(const TopSample& sample, const TopSample* previous, int64_t 
   Table table({{"NAME"},
                {"STATE"},
                {"SIZE", true},
+               {"GPU", true},
                {"READERS", true},
                {"WRITERS", true},
                {"OLD", true},
@@ -447,6 +475,7 @@ std::string TopText(const TopSample& sample, const TopSample* previous, int64_t 
     table.Add({{Printable(NameOf(info->name))},
                {StateText(*info), StateColor(info->state)},
                {FormatBytes(info->size_bytes)},
+               {std::to_string(info->gpu)},
                {std::to_string(count.readers)},
                {std::to_string(count.writers)},
                {std::to_string(count.old), count.old > 0 ? Color::kYellow : Color::kNone},

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/ctl/connection.h"
 #include "runtime/include/gpushm/gpushm.h"
 #include "runtime/include/gpushm/sync.h"
 
@@ -47,12 +48,12 @@ std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& 
 std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
                      const gpushm_sync_info* look);
 
-std::string BrokerText(const gpushm_broker_info& broker);
-std::string BrokerJson(const gpushm_broker_info& broker);
+std::string BrokerText(const BrokerFacts& broker, const Style& style);
+std::string BrokerJson(const BrokerFacts& broker);
 
 enum class TopOrder { kName, kSize, kHolders };
 struct TopSample {
-  gpushm_broker_info broker;
+  BrokerFacts broker;
   Snapshot snapshot;
 };
 // `previous` may be null: then rates are not known. `rows` 0: no limit.
