@@ -42,7 +42,8 @@ Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
                                                           {"policy", given.policy},
                                                           {"need_readers", given.need_readers},
                                                           {"start_readers", given.start_readers},
-                                                          {"keep", given.keep}};
+                                                          {"keep", given.keep},
+                                                          {"gpu", given.gpu}};
   for (const auto& [option, value] : for_writers) {
     if (given.role != GPUSHM_RING_READER || value == 0) continue;
     return Fail(Code::kInvalidArgument,
@@ -71,6 +72,7 @@ Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
                        options.settings.readers, " can open the ring"),
                 "lower start_readers and need_readers, or raise readers");
   }
+  options.gpu = given.gpu;
   options.keep = given.keep != 0;
   options.from_oldest = given.from_oldest != 0;
   return options;

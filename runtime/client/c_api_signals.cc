@@ -32,10 +32,19 @@ gpushm_status gpushm_signal_open(gpushm_client* client, const char* name,
                   "use the values of gpushm_signal_role, "
                   "gpushm_writers and gpushm_signal_memory; reserved is 0");
     }
+    if (given.gpu != 0 && given.memory != GPUSHM_SIGNAL_DEVICE_MEMORY) {
+      return Fail(Code::kInvalidArgument,
+                  Concat("signal_options.gpu is ", given.gpu,
+                         ", but the signal is not to be in device "
+                         "memory"),
+                  "set memory to GPUSHM_SIGNAL_DEVICE_MEMORY, or leave gpu 0: a signal in host "
+                  "memory serves the streams of all GPUs");
+    }
     return gc::Signal::Open(of, text,
                             {.role = static_cast<gc::Signal::Role>(given.role),
                              .writers_all = given.writers == GPUSHM_WRITERS_ALL,
-                             .device_memory = given.memory == GPUSHM_SIGNAL_DEVICE_MEMORY},
+                             .device_memory = given.memory == GPUSHM_SIGNAL_DEVICE_MEMORY,
+                             .gpu = given.gpu},
                             wait);
   };
   return gc::OpenNamed(client, name, options, gc::HandleKind::kSignal, "signal", signal, open);

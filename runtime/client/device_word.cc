@@ -22,12 +22,14 @@ bool IsLeftOver(const Client& client, const std::string& name) {
 }  // namespace
 
 Result<std::unique_ptr<DeviceWord>> DeviceWord::Make(Client* client, std::string_view signal,
-                                                     bool writers_all, const Wait& wait) {
+                                                     bool writers_all, uint32_t gpu,
+                                                     const Wait& wait) {
   const std::string name = NameOf(signal);
   const MakeOptions options{.writers_all = writers_all,
                             .on_writer_exit = protocol::OnWriterExit::kDrop,
                             // A client that is closed with the signal open deletes nothing.
-                            .until_unused = true};
+                            .until_unused = true,
+                            .gpu = gpu};
   auto made = client->Create(name, kWordBytes, options, /*attach=*/true, wait);
   if (!made && made.error().code() == Code::kAlreadyExists) {
     if (!IsLeftOver(*client, name)) {

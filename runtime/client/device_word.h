@@ -31,7 +31,7 @@ class DeviceWord {
   // The word starts at 0. The caller has the signal's page and has not published it, so no other
   // process makes a word.
   static Result<std::unique_ptr<DeviceWord>> Make(Client* client, std::string_view signal,
-                                                  bool writers_all, const Wait& wait);
+                                                  bool writers_all, uint32_t gpu, const Wait& wait);
   // For a page that names `generation`. kStale, kNotFound: its writer has ended.
   static Result<std::unique_ptr<DeviceWord>> Attach(Client* client, std::string_view signal,
                                                     uint64_t generation, const Wait& wait);

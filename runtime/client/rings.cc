@@ -41,10 +41,12 @@ Result<OpenPage> AttachPage(Client* client, std::string_view name, AttachOptions
 // Memory for the frames: the pod's declared buffer if it is fresh, otherwise memory of its own. A
 // successor always gets new memory, so frames that readers of the former writer hold stay
 // unchanged.
-Result<Attachment*> MakeFrames(Client* client, std::string_view name, const FrameSettings& settings,
-                               bool successor, bool keep, const Wait& wait) {
+Result<Attachment*> MakeFrames(Client* client, std::string_view name, const Ring::Options& ring,
+                               bool successor, const Wait& wait) {
+  const FrameSettings& settings = ring.settings;
   const uint64_t bytes = BufferBytes(settings);
-  const MakeOptions options{.on_writer_exit = protocol::OnWriterExit::kKeep, .until_unused = !keep};
+  const MakeOptions options{
+      .on_writer_exit = protocol::OnWriterExit::kKeep, .until_unused = !ring.keep, .gpu = ring.gpu};
   if (successor) {
     auto replaced = client->Replace(name, bytes, options, /*attach=*/true, wait);
     if (replaced || replaced.error().code() != Code::kNotFound) return replaced;
@@ -119,8 +121,7 @@ Result<std::unique_ptr<Ring>> Ring::Make(Client* client, std::string_view name,
                               .until_unused = !options.keep},
                              wait);
   if (!page) return std::unexpected(page.error());
-  const auto made =
-      MakeFrames(client, name, options.settings, after_generation != 0, options.keep, wait);
+  const auto made = MakeFrames(client, name, options, after_generation != 0, wait);
   if (!made) return std::unexpected(made.error());
   Held frames(client, *made);
   FrameSettings settings = options.settings;

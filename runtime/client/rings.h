@@ -44,6 +44,7 @@ class Ring {
     signal::Kind kind = signal::Kind::kRing;
     signal::FrameSettings settings;
     signal::RingWriter::Readers need;
+    uint32_t gpu = 0;   // Where the frames are made.
     bool keep = false;  // The memory stays when no process has the ring open.
     // For a reader of a ring: start with the oldest frame, not with the next one.
     bool from_oldest = false;

@@ -77,7 +77,7 @@ Result<std::unique_ptr<Signal>> Signal::Make(Client* client, std::string_view na
   if (!page) return std::unexpected(page.error());
   std::unique_ptr<DeviceWord> word;
   if (options.device_memory) {
-    auto made = DeviceWord::Make(client, name, options.writers_all, wait);
+    auto made = DeviceWord::Make(client, name, options.writers_all, options.gpu, wait);
     if (!made) {
       // A pool without room for a second generation gets room when the former waiters have gone.
       const bool held = made.error().code() == Code::kExhausted && after_generation != 0;

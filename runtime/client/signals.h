@@ -36,6 +36,7 @@ class Signal {
     Role role = Role::kWaiter;
     bool writers_all = false;
     bool device_memory = false;  // For a signal that this call makes.
+    uint32_t gpu = 0;            // Where that memory is.
   };
 
   static Result<std::unique_ptr<Signal>> Open(Client* client, std::string_view name,

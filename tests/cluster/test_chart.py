@@ -582,6 +582,8 @@ class ExamplesTest(ChartCase):
         "python-servers": [("app=python-servers", server,
                             r'"tensors": 104, "nbytes": 90856960, "digest": "6feed19bc1a8f3af"')
                            for server in ("server-a", "server-b", "server-c")],
+        "tensor-parallel": [("app=tensor-parallel", server, f'weights-{gpu}: .* begins "shard {gpu}"')
+                            for server in ("server-a", "server-b") for gpu in (0, 1)],
     }
 
     def test_each_runs_and_prints_what_it_says(self):

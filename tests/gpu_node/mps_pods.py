@@ -25,6 +25,8 @@ BUFFERS = {"buffers.gpushm.io/frames": f"{SHARED_MIB}Mi", "private.gpushm.io/a":
 MPS = {"gpushm.io/mps": "true"}
 LIMITS = {"gpushm.io/enforce-private": "true", "compute.gpushm.io/b": "50"}
 CUDA_IPC = {"gpushm.io/cuda-ipc": "true"}
+TWO = {"gpushm.io/gpus": "2"}
+SECOND_GPU = {"GPUSHM_PROBE_GPU": "1"}
 ANNOTATIONS = {
     "turns": BUFFERS,
     "mps": BUFFERS | MPS,
@@ -37,6 +39,10 @@ ANNOTATIONS = {
     "pair-without": BUFFERS,
     "pair-with": BUFFERS | CUDA_IPC,
     "pair-together": BUFFERS | MPS | CUDA_IPC,
+    # On two GPUs; the CUDA IPC exchanges are on the second one.
+    "two-together": BUFFERS | MPS | LIMITS | CUDA_IPC | TWO,
+    "two-ipc-with": BUFFERS | CUDA_IPC | TWO,
+    "two-ipc-together": BUFFERS | MPS | LIMITS | CUDA_IPC | TWO,
     "several": {"gpushm.io/gpus": "2", "buffers.gpushm.io/weights": f"{{size: {EACH_MIB}Mi, gpu: each, loads: true}}"},
 }
 
@@ -44,10 +50,11 @@ ANNOTATIONS = {
 def bare(name):
     """A pod before the webhook: containers that run programs of the folder PROBES."""
     probes = [{"name": "probes", "mountPath": PROBES, "readOnly": True}]
-    is_ipc = name.startswith("ipc-")
+    is_ipc = "ipc-" in name
+    env = [{"name": key, "value": value} for key, value in SECOND_GPU.items()] if name.startswith("two-ipc") else []
     commands = {"a": "export", "b": "import"} if is_ipc else {}
     made = pod(name, *(container(each, *([PROBE, commands[each], "/dev/shm/ipc"] if is_ipc else []),
-                                 volumeMounts=probes) for each in ("abc" if name == "several" else "ab")),
+                                 volumeMounts=probes, env=env) for each in ("abc" if name == "several" else "ab")),
                volumes=[{"name": "probes", "hostPath": {"path": PROBES}}])
     if is_ipc or name.startswith("pair-"):
         made["spec"]["restartPolicy"] = "Never"

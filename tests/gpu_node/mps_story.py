@@ -13,7 +13,7 @@ import time
 import urllib.request
 
 from case import statuses
-from mps_pods import LIMIT_MIB, PROBE, SHARED_MIB
+from mps_pods import LIMIT_MIB, PROBE, SECOND_GPU, SHARED_MIB
 from processes import Failure, wait_until
 import programs
 import settings
@@ -42,7 +42,8 @@ class MpsStory:
                 self.a_killed_server_is_replaced, self.a_killed_daemon_is_replaced,
                 self.the_sidecar_container_is_restarted, self.more_clients_than_a_server_takes,
                 self.limits_hold, self.cuda_ipc_works_between_containers,
-                self.programs_of_others_work_unchanged, self.a_lost_gpu]
+                self.programs_of_others_work_unchanged,
+                *([self.limits_and_cuda_ipc_on_two_gpus] if len(self._gpus.list()) > 1 else []), self.a_lost_gpu]
 
     # ------------------------------------------------------------ steps
 
@@ -127,9 +128,7 @@ class MpsStory:
         self._start("together")
         most = LIMIT_MIB + SHARED_MIB
         for how in ("malloc", "create"):
-            told = self._probe("together", "a", "limit", how)
-            self._report.fact(f"a takes by {how}", told)
-            expect(self._simulated or 0 < told.get("mib", 0) <= most, f"not up to {most} MiB: {told}")
+            self._check_limit("together", how)
         without = self._probe("together", "a", "limit", "malloc", env={"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": None})
         self._report.fact("without the variable", without)
         expect(without.get("mib", 0) > most, f"the variable is not the limit: {without}")
@@ -139,11 +138,34 @@ class MpsStory:
         self._report.fact("doctor", {name: doctor[name]["detail"] for name in ("memory limit", "compute limit")})
         self._compare("together")
 
+    def _check_limit(self, name, how, env=None):
+        told = self._probe(name, "a", "limit", how, env=env)
+        self._report.fact(f"a takes by {how}{' on the second GPU' if env else ''}", told)
+        most = LIMIT_MIB + SHARED_MIB
+        expect(self._simulated or 0 < told.get("mib", 0) <= most, f"not up to {most} MiB: {told}")
+
     def cuda_ipc_works_between_containers(self):
         """Goal: memory and events by CUDA IPC between two processes with PID 1: not without the annotation,
         with it, and with it under MPS."""
         self._node.delete("together")
-        for name in ("ipc-without", "ipc-with", "ipc-together"):
+        self._exchange("ipc-without", "ipc-with", "ipc-together")
+
+    def limits_and_cuda_ipc_on_two_gpus(self):
+        """Goal: with two GPUs the limit is for each of them, MPS serves both, and CUDA IPC works on the second."""
+        self._start("two-together")
+        for env in (None, SECOND_GPU):
+            for how in ("malloc", "create"):
+                self._check_limit("two-together", how, env)
+        for env in (None, SECOND_GPU):
+            with self._busy("two-together", "b", env):
+                told = self._probe("two-together", "a", "serve", "3", env=env)
+            self._report.fact(f"beside a busy neighbour on the {'second' if env else 'first'} GPU", told)
+            expect("error" not in told, f"under MPS: {told}")
+        self._node.delete("two-together")
+        self._exchange("two-ipc-with", "two-ipc-together")
+
+    def _exchange(self, *names):
+        for name in names:
             self._create(name)
             self._wait_ended(name)
             told = {each: self._said(name, each) for each in "ab"}
@@ -312,9 +334,9 @@ class MpsStory:
         return self._end(self._start_probe(name, container, *words, env=env))
 
     @contextlib.contextmanager
-    def _busy(self, name, container):
+    def _busy(self, name, container, env=None):
         """A neighbour that keeps the GPU busy; its PID on the node."""
-        process = self._start_probe(name, container, "spin", str(STEP_S))
+        process = self._start_probe(name, container, "spin", str(STEP_S), env=env)
         said = process.stdout.readline()
         expect("busy" in said, f"the neighbour does not start: {said}")
         pid = self._pid_of("gpushm-gpu-probe", "spin")

@@ -11,6 +11,7 @@
 //   peer BUFFER     attaches it for all GPUs, and reads its start in place on another one: "text",
 //                   "way" (gpushm_peer_method), "device", "reader"
 //
+// It uses the GPU with the number in $GPUSHM_PROBE_GPU, or the first one.
 // Each says one line of JSON on standard output; "error" names what the driver said. The simulated
 // driver runs no kernels: there, serve and spin fill memory, and fault does nothing.
 #include <cuda.h>
@@ -68,14 +69,16 @@ class Gpu {
  public:
   Gpu() : api_(*CudaApi::Load(DriverFolderFromEnvironment()).value()) {
     Must(api_.cuInit(0), "cuInit");
-    Must(api_.cuDevicePrimaryCtxRetain(&context_, 0), "cuDevicePrimaryCtxRetain");
+    const char* const number = std::getenv("GPUSHM_PROBE_GPU");
+    const int device = number == nullptr ? 0 : std::atoi(number);
+    Must(api_.cuDevicePrimaryCtxRetain(&context_, device), "cuDevicePrimaryCtxRetain");
     Must(api_.cuCtxSetCurrent(context_), "cuCtxSetCurrent");
     Must(api_.cuMemAlloc(&scratch_, 4096), "cuMemAlloc");
     kernels_ = !api_.simulated();
     if (!kernels_) return;
     spin_ = Kernel(bench::kSpinModule, "spin");
     store_ = Kernel(kStoreModule, "store");
-    Must(api_.cuDeviceGetAttribute(&processors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0),
+    Must(api_.cuDeviceGetAttribute(&processors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device),
          "cuDeviceGetAttribute");
   }
 

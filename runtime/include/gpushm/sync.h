@@ -80,6 +80,11 @@ typedef struct gpushm_signal_options {
   int64_t timeout_ms;
   uint32_t memory;   /* gpushm_signal_memory, if this call makes it. A waiter finds out. */
   uint32_t reserved; /* 0. */
+  /* Device memory: the number of the GPU, among those of the pod, that holds it. It is the one
+   * whose streams wait for the signal. 0 with the memory of the host, which serves streams of all
+   * GPUs. */
+  uint32_t gpu;
+  uint32_t reserved1; /* 0. */
 } gpushm_signal_options;
 
 /* Opens a signal. A writer makes it if it does not exist, or if its former writer has ended. It
@@ -305,6 +310,10 @@ typedef struct gpushm_ring_options {
   /* What the frames are, for a later version that compares it when a ring is opened. All 0: not
    * said. Anything else is UNSUPPORTED. */
   unsigned char type[GPUSHM_TYPE_BYTES];
+  /* The number of the GPU, among those of the pod, that holds the frames which a writer makes.
+   * Those of a declared buffer, and of a successor, are on the GPU of that buffer. */
+  uint32_t gpu;
+  uint32_t reserved; /* 0. */
 } gpushm_ring_options;
 
 /* Takes part in a ring. A writer makes it if it does not exist, or if its former writer has ended.

@@ -39,6 +39,7 @@ struct SignalOptions {
   gpushm_writers writers = GPUSHM_WRITERS_CREATOR;
   Timeout timeout{};
   gpushm_signal_memory memory = GPUSHM_SIGNAL_HOST_PAGE;  ///< If this call makes the signal.
+  uint32_t gpu = 0;  ///< Device memory: the number of the pod's GPU that holds it.
 };
 
 struct WriteRingOptions {
@@ -50,6 +51,7 @@ struct WriteRingOptions {
   Timeout timeout{};
   uint32_t start_readers = 0;  ///< Back-pressure: the first frame waits for this many.
   bool keep = false;           ///< The memory stays after the last process has closed it.
+  uint32_t gpu = 0;            ///< The number of the pod's GPU that holds the frames.
 };
 
 struct ReadRingOptions {
@@ -113,6 +115,7 @@ class Signal : public detail::Owner<gpushm_signal, gpushm_signal_close> {
     raw.writers = options.writers;
     raw.timeout_ms = options.timeout.ms();
     raw.memory = options.memory;
+    raw.gpu = options.gpu;
     gpushm_signal* handle = nullptr;
     if (gpushm_signal_open(client.get(), name.c_str(), &raw, &handle) != GPUSHM_OK) {
       return Error::Last();
@@ -320,6 +323,7 @@ class Ring : public detail::Owner<gpushm_ring, gpushm_ring_close> {
     raw.need_readers = options.need_readers;
     raw.start_readers = options.start_readers;
     raw.keep = options.keep ? 1 : 0;
+    raw.gpu = options.gpu;
     raw.timeout_ms = options.timeout.ms();
     return Open(client, name, raw);
   }

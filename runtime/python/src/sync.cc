@@ -138,12 +138,14 @@ void BindLife(Class& bound, const char* enter, const char* close) {
 // ---- signals
 
 nb::object OpenSignal(const Client& client, const std::string& name, bool write,
-                      const std::string& writers, bool device_memory, Timeout timeout) {
+                      const std::string& writers, bool device_memory, uint32_t gpu,
+                      Timeout timeout) {
   Collect();
   auto options = Sized<gpushm_signal_options>();
   options.role = write ? GPUSHM_SIGNAL_WRITER : GPUSHM_SIGNAL_WAITER;
   options.writers = Choice("writers", writers, {"creator", "all"});
   options.memory = device_memory ? GPUSHM_SIGNAL_DEVICE_MEMORY : GPUSHM_SIGNAL_HOST_PAGE;
+  options.gpu = gpu;
   gpushm_signal* signal = nullptr;
   const std::shared_ptr<Session> session = client.session();
   Check(Wait(timeout, [&](int64_t timeout_ms) {
@@ -596,9 +598,10 @@ nb::object OpenRing(const Client& client, const std::string& name, gpushm_ring_o
 }
 
 gpushm_ring_options RingOptions(bool write, uint32_t policy, uint32_t frames, uint64_t nbytes,
-                                uint32_t readers, bool keep) {
+                                uint32_t readers, bool keep, uint32_t gpu) {
   auto options = Sized<gpushm_ring_options>();
   options.role = write ? GPUSHM_RING_WRITER : GPUSHM_RING_READER;
+  options.gpu = gpu;
   if (!write) return options;
   options.policy = policy;
   options.frames = frames;
@@ -921,11 +924,12 @@ void BindClientPart(nb::class_<Client>& client) {
   client
       .def(
           "signal", &OpenSignal, "name"_a, nb::kw_only(), "write"_a = false,
-          "writers"_a = "creator", "device_memory"_a = false, "timeout"_a = 10.0,
-          nb::sig("def signal(self, name: str, *, write: bool = False, writers: str = 'creator', "
-                  "device_memory: bool = False, timeout: float | None = 10.0) -> Signal"),
+          "writers"_a = "creator", "device_memory"_a = false, "gpu"_a = 0, "timeout"_a = 10.0,
+          nb::sig(
+              "def signal(self, name: str, *, write: bool = False, writers: str = 'creator', "
+              "device_memory: bool = False, gpu: int = 0, timeout: float | None = 10.0) -> Signal"),
           "Opens a signal. A waiter waits until it has a writer. `device_memory`: for kernels that "
-          "read the value themselves.\n\nRaises Timeout, NotFound and Busy (timeout=0), Denied.")
+          "read the value themselves, and `gpu` the number of the pod's GPU that holds it.\n\nRaises Timeout, NotFound and Busy (timeout=0), Denied.")
       .def("barrier", &OpenBarrier, "name"_a, "participants"_a, nb::kw_only(), "timeout"_a = 10.0,
            nb::sig(
                "def barrier(self, name: str, participants: int, *, timeout: float | None = 10.0) "
@@ -935,11 +939,11 @@ void BindClientPart(nb::class_<Client>& client) {
           "ring",
           [](const Client& c, const std::string& name, bool write, uint32_t frames, uint64_t nbytes,
              const std::string& policy, uint32_t readers, uint32_t start_readers,
-             uint32_t need_readers, bool from_oldest, bool keep, const nb::object& dtype,
-             const nb::object& shape, Timeout timeout) {
+             uint32_t need_readers, bool from_oldest, bool keep, uint32_t gpu,
+             const nb::object& dtype, const nb::object& shape, Timeout timeout) {
             gpushm_ring_options options =
                 RingOptions(write, Choice("policy", policy, {"latest", "block"}), frames, nbytes,
-                            readers, keep);
+                            readers, keep, gpu);
             if (write) {
               options.start_readers = start_readers;
               options.need_readers = need_readers;
@@ -949,36 +953,37 @@ void BindClientPart(nb::class_<Client>& client) {
           },
           "name"_a, nb::kw_only(), "write"_a = false, "frames"_a = 8, "nbytes"_a = 0,
           "policy"_a = "latest", "readers"_a = 0, "start_readers"_a = 0, "need_readers"_a = 0,
-          "from_oldest"_a = false, "keep"_a = false, "dtype"_a = nb::none(), "shape"_a = nb::none(),
-          "timeout"_a = 10.0,
+          "from_oldest"_a = false, "keep"_a = false, "gpu"_a = 0, "dtype"_a = nb::none(),
+          "shape"_a = nb::none(), "timeout"_a = 10.0,
           nb::sig(
               "def ring(self, name: str, *, write: bool = False, frames: int = 8, nbytes: int = 0, "
               "policy: str = 'latest', readers: int = 0, start_readers: int = 0, need_readers: "
-              "int = 0, from_oldest: bool = False, keep: bool = False, dtype: str | None = None, "
+              "int = 0, from_oldest: bool = False, keep: bool = False, gpu: int = 0, dtype: str | None = "
+              "None, "
               "shape: collections.abc.Sequence[int] | None = None, timeout: float | None = 10.0) -> Ring"),
           "Takes part in a ring; a reader waits until it has a writer.\n\n"
           "A writer makes it: `frames` slots of `nbytes` bytes (or as many as `dtype` and `shape` "
           "need). `policy`: \"latest\" overwrites the oldest frame, \"block\" waits for the slowest "
           "reader. `readers`: the maximum at a time (0: 15). `start_readers`: the first frame waits "
           "for that many; `need_readers`: every frame does. `keep`: the memory stays when no process "
-          "has the ring open. A reader: `from_oldest` begins with the oldest frame; `dtype` and "
+          "has the ring open. `gpu`: the number of the pod's GPU that holds the frames. A reader: `from_oldest` begins with the oldest frame; `dtype` and "
           "`shape` say what frames are, if the writer does not.\n\n"
           "Raises Timeout, Exhausted, Denied, InvalidArgument.")
       .def(
           "queue",
           [](const Client& c, const std::string& name, bool write, uint32_t frames, uint64_t nbytes,
-             uint32_t workers, bool keep, const nb::object& dtype, const nb::object& shape,
-             Timeout timeout) {
+             uint32_t workers, bool keep, uint32_t gpu, const nb::object& dtype,
+             const nb::object& shape, Timeout timeout) {
             return OpenRing<Queue>(
-                c, name, RingOptions(write, GPUSHM_RING_QUEUE, frames, nbytes, workers, keep),
+                c, name, RingOptions(write, GPUSHM_RING_QUEUE, frames, nbytes, workers, keep, gpu),
                 dtype, shape, timeout);
           },
           "name"_a, nb::kw_only(), "write"_a = false, "frames"_a = 8, "nbytes"_a = 0,
-          "workers"_a = 0, "keep"_a = false, "dtype"_a = nb::none(), "shape"_a = nb::none(),
-          "timeout"_a = 10.0,
+          "workers"_a = 0, "keep"_a = false, "gpu"_a = 0, "dtype"_a = nb::none(),
+          "shape"_a = nb::none(), "timeout"_a = 10.0,
           nb::sig(
               "def queue(self, name: str, *, write: bool = False, frames: int = 8, nbytes: int = "
-              "0, workers: int = 0, keep: bool = False, dtype: str | None = None, shape: "
+              "0, workers: int = 0, keep: bool = False, gpu: int = 0, dtype: str | None = None, shape: "
               "collections.abc.Sequence[int] | None = None, timeout: float | None = 10.0) -> Queue"),
           "Takes part in a queue: as ring(), and each item goes to one worker.")
       .def(

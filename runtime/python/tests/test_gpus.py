@@ -40,6 +40,31 @@ def test_each_buffer_is_on_its_gpu():
     """)
 
 
+def test_frames_and_signals_are_on_the_gpu_of_that_number():
+    run("""
+        for make in (app.ring, app.queue):
+            name = make.__name__
+            with make(name, write=True, frames=2, nbytes=4096, gpu=1) as frames:
+                assert app.lookup(name).gpu_uuid == app.gpus()[1].uuid
+                with frames.begin(timeout=0) as frame:
+                    assert frame.__dlpack_device__() == (2, 1)
+        # The memory of a successor is where the declared buffer is, whatever gpu says.
+        for _ in range(2):
+            with app.ring("weights-1", write=True, frames=2, nbytes=4096) as frames:
+                with frames.begin(timeout=0) as frame:
+                    assert frame.__dlpack_device__() == (2, 1)
+        with app.signal("ready", write=True, writers="all", device_memory=True, gpu=1):
+            assert app.lookup("ready-signal").gpu_uuid == app.gpus()[1].uuid
+        for make in (app.ring, app.queue):
+            with pytest.raises(gpushm.InvalidArgument, match="gpu is 2|GPU 2"):
+                make("more", write=True, frames=2, nbytes=4096, gpu=2)
+        with pytest.raises(gpushm.InvalidArgument, match="device memory"):
+            app.signal("other", write=True, gpu=1)
+        with pytest.raises(gpushm.InvalidArgument, match="reader"):
+            app.ring("ring", gpu=1, timeout=0)
+    """)
+
+
 def test_a_buffer_is_made_on_the_gpu_of_that_number():
     run("""
         with app.create("kv", 2 << 20, gpu=1) as made:

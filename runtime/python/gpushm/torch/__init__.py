@@ -271,11 +271,13 @@ class Queue:
 
     The process that puts opens it with `write=True`; each item goes to one process that gets.
     `nbytes` is the size of the largest tensor. Both sides must be connected at the same time.
+    `gpu`: the number of the pod's GPU that holds the items; tensors must be there.
     """
 
-    def __init__(self, name, *, write=False, frames=8, nbytes=0, client=None, timeout=60.0):
+    def __init__(self, name, *, write=False, frames=8, nbytes=0, gpu=0, client=None, timeout=60.0):
         client = client or _default.client()
-        self._queue = client.queue(name, write=write, frames=frames, nbytes=nbytes, timeout=timeout)
+        self._queue = client.queue(name, write=write, frames=frames, nbytes=nbytes, gpu=gpu,
+                                   timeout=timeout)
 
     def put(self, tensor, timeout=60.0):
         """Copies a tensor into the queue, on PyTorch's present stream, without waiting for the copy.
