@@ -166,17 +166,22 @@ class OpenRetries {
 template <typename Attempt>
 auto UntilOpen(const Wait& wait, std::string_view waited, std::string_view remedy, Attempt attempt)
     -> decltype(attempt()) {
+  std::optional<Status> reason;  // Why the last attempt that had an answer did not open it.
   for (OpenRetries retries(wait.condition);;) {
     auto opened = attempt();
     if (opened || wait.dont_wait) return opened;
     const Code code = opened.error().code();
-    if (code != Code::kAlreadyExists && code != Code::kStale && code != Code::kBusy &&
-        code != Code::kNotFound) {
-      return opened;
+    const bool is_late = code == Code::kTimeout && reason;  // No time was left for an answer.
+    if (!is_late) {
+      if (code != Code::kAlreadyExists && code != Code::kStale && code != Code::kBusy &&
+          code != Code::kNotFound) {
+        return opened;
+      }
+      reason = opened.error();
     }
-    if (!retries.Again()) {
-      return Fail(Code::kTimeout, Concat("timed out waiting ", waited, ": ", opened.error().what()),
-                  opened.error().remedy().empty() ? std::string(remedy) : opened.error().remedy());
+    if (is_late || !retries.Again()) {
+      return Fail(Code::kTimeout, Concat("timed out waiting ", waited, ": ", reason->what()),
+                  reason->remedy().empty() ? std::string(remedy) : reason->remedy());
     }
   }
 }

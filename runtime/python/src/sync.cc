@@ -367,7 +367,9 @@ class Queue final : public Ring {
   using Ring::Ring;
 };
 
-// A frame between its begin and its end. Given up without an end, it is given back.
+// A frame between its begin and its end. Given up without an end, it is given back. It keeps its
+// ring open until then, and no longer: a name in a program may well outlive the `with` block of its
+// frame.
 class OpenFrame final : public Resource {
  public:
   OpenFrame(std::shared_ptr<Ring::Shared> ring, bool writes)
@@ -376,11 +378,14 @@ class OpenFrame final : public Resource {
   Stream stream = GPUSHM_NO_STREAM;
   bool is_open = false;
   const std::shared_ptr<Ring::Shared>& ring() const { return ring_; }
+  void SetEnded() {
+    is_open = false;
+    ring_.reset();
+  }
+  // The caller calls SetEnded() after success.
   gpushm_status GiveBack(Stream after) {
-    const gpushm_status status = writes_ ? Api().ring_abandon_write_(ring_->get())
-                                         : Api().ring_abandon_read_(ring_->get(), after, &frame);
-    if (status == GPUSHM_OK) is_open = false;
-    return status;
+    return writes_ ? Api().ring_abandon_write_(ring_->get())
+                   : Api().ring_abandon_read_(ring_->get(), after, &frame);
   }
   bool Release() override {
     if (!is_open) return true;
@@ -393,7 +398,7 @@ class OpenFrame final : public Resource {
   }
 
  private:
-  const std::shared_ptr<Ring::Shared> ring_;
+  std::shared_ptr<Ring::Shared> ring_;
   const bool writes_;
 };
 
@@ -500,7 +505,7 @@ void End(const Frame& frame, const nb::object& stream, Timeout timeout) {
       const CurrentContext context(context_device);
       return Api().ring_end_write_(open->ring()->get(), &open->frame, parsed);
     });
-    if (status == GPUSHM_OK) open->is_open = false;
+    if (status == GPUSHM_OK) open->SetEnded();
   } else {
     status = Wait(timeout, [&](int64_t timeout_ms) {
       const CurrentContext context(context_device);
@@ -509,7 +514,7 @@ void End(const Frame& frame, const nb::object& stream, Timeout timeout) {
     // After these the frame has ended, too (sync.h).
     if (status == GPUSHM_OK || status == GPUSHM_ENDED || status == GPUSHM_PEER_DIED ||
         status == GPUSHM_ORPHANED) {
-      open->is_open = false;
+      open->SetEnded();
     }
   }
   Check(status);
@@ -523,6 +528,7 @@ void GiveBack(const Frame& frame, const nb::object& stream) {
     const CurrentContext context(parsed == GPUSHM_NO_STREAM ? -1 : frame.device);
     return open->GiveBack(parsed);
   }));
+  open->SetEnded();
 }
 
 void ExitFrame(const Frame& frame, const nb::object& type) {

@@ -197,6 +197,19 @@ def test_a_ring_with_a_type(app, other):
         app.ring("q", write=True, dtype="float32")
 
 
+def test_a_frame_that_has_ended_does_not_keep_its_ring_open(app):
+    """A `with` block leaves its name behind, and the next writer must not wait for it."""
+    frames = []
+    for number in range(3):
+        with app.ring("again", write=True, frames=2, nbytes=64, timeout=5) as ring:
+            with ring.begin() as frame:
+                frames.append(frame)
+            given_back = ring.begin()
+            given_back.give_back()
+            frames.append(given_back)
+        assert "ended" in repr(frames[-2]) and not frames[-1].open, number
+
+
 def test_what_a_ring_refuses(app, other):
     writer = app.ring("r", write=True, nbytes=64)
     reader = other.ring("r")
