@@ -77,3 +77,5 @@ class GpusStory(Story):
             said = json.loads(lines[-1])
             expect(said["text"] == text and said["device"] == number != said["reader"], f"peer: {said}")
             self._report.fact(f"how GPU {said['reader']} read weights-{number}", WAYS[said["way"]])
+            self._report.fact(f"attach of {EACH_MIB} MiB for GPU {said['reader']} too, us", said["attach_us"])
+            self._report.fact("copies there, GB/s", said["bytes_per_second"] / 1e9)

@@ -8,8 +8,9 @@
 //   fault           lets a kernel write to address 0
 //   export SOCKET   gives memory with 7 in it, and an event, to one import by CUDA IPC: reads 8
 //   import SOCKET   reads 7 there, writes 8, and records the event
-//   peer BUFFER     attaches it for all GPUs, and reads its start in place on another one: "text",
-//                   "way" (gpushm_peer_method), "device", "reader"
+//   peer BUFFER     attaches it for all GPUs, and reads it in place on another one: "text" at its
+//                   start, "way" (gpushm_peer_method), "device", "reader", "attach_us" (the median
+//                   of attaches after the first), "bytes_per_second" (of copies there)
 //
 // It uses the GPU with the number in $GPUSHM_PROBE_GPU, or the first one.
 // Each says one line of JSON on standard output; "error" names what the driver said. The simulated
@@ -59,6 +60,7 @@ constexpr uint64_t kSpinNs = 200'000;
 constexpr int kSpinsAtOnce = 50;
 constexpr uint64_t kMostPieces = 64;
 constexpr int kIpcTimeoutS = 20;
+constexpr int kPeerRounds = 20;
 
 [[noreturn]] void End(const std::string& line, int status = 0) {
   std::cout << line << "\n" << std::flush;
@@ -272,7 +274,15 @@ void ReadOnPeer(const char* buffer) {
   GPUSHM_INIT(&options);
   options.peer_devices = uint64_t{1} << reader;
   options.timeout_ms = GPUSHM_DEFAULT_TIMEOUT_MS;
-  check(Library<decltype(gpushm_attach)>("gpushm_attach")(client, buffer, &options, &attachment));
+  const auto detach = Library<decltype(gpushm_attachment_detach)>("gpushm_attachment_detach");
+  std::vector<int64_t> took_ns;
+  for (int i = 0; i <= kPeerRounds; ++i) {
+    if (attachment != nullptr) check(detach(attachment, nullptr));
+    const int64_t start_ns = MonotonicNs();
+    check(Library<decltype(gpushm_attach)>("gpushm_attach")(client, buffer, &options, &attachment));
+    if (i > 0) took_ns.push_back(MonotonicNs() - start_ns);
+  }
+  std::ranges::sort(took_ns);
   gpushm_attachment_info attached;
   GPUSHM_INIT(&attached);
   check(Library<decltype(gpushm_attachment_get_info)>("gpushm_attachment_get_info")(attachment,
@@ -287,8 +297,21 @@ void ReadOnPeer(const char* buffer) {
   const CUdeviceptr address =
       Library<decltype(gpushm_attachment_address)>("gpushm_attachment_address")(attachment);
   must(cuda.cuMemcpyDtoH(text.data(), address, text.size() - 1), "cuMemcpyDtoH");
+  CUdeviceptr copy = 0;
+  must(cuda.cuMemAlloc(&copy, attached.size_bytes), "cuMemAlloc");
+  int64_t start_ns = 0;
+  for (int i = 0; i <= kPeerRounds; ++i) {
+    if (i == 1) start_ns = MonotonicNs();  // The first copy does not count.
+    must(cuda.cuMemcpyDtoDAsync(copy, address, attached.size_bytes, nullptr), "cuMemcpyDtoDAsync");
+    if (i == 0) must(cuda.cuCtxSynchronize(), "cuCtxSynchronize");
+  }
+  must(cuda.cuCtxSynchronize(), "cuCtxSynchronize");
+  const double seconds = static_cast<double>(MonotonicNs() - start_ns) * 1e-9;
+  const double bytes_per_second = kPeerRounds * static_cast<double>(attached.size_bytes) / seconds;
   End(Concat(R"({"text": ")", text.data(), R"(", "way": )", attached.peer_method, R"(, "device": )",
-             attached.device, R"(, "reader": )", reader, "}"));
+             attached.device, R"(, "reader": )", reader, R"(, "attach_us": )",
+             took_ns[took_ns.size() / 2] / 1000, R"(, "bytes_per_second": )",
+             static_cast<int64_t>(bytes_per_second), "}"));
 }
 
 int Run(std::string_view what, const char* argument) {

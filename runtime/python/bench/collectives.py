@@ -12,8 +12,8 @@ It needs two GPUs, PyTorch with NCCL, and gpushm with gpushm-sim for the broker.
 """
 
 import argparse
-import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import pathlib
@@ -31,7 +31,6 @@ MODES = {"defaults": {}, "no registration in graphs": {"NCCL_GRAPH_REGISTER": "0
 KINDS = ("own", "pool", "shared")
 ROUNDS = 7
 CALLS = 10
-STEP_S = 240
 NCCL_FLOAT, NCCL_SUM = 7, 0
 CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED = 124
 CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1
@@ -143,7 +142,8 @@ def is_right(call, tensor, rank, ranks):
     return bool((tensor == ranks * (ranks + 1) / 2).all())
 
 
-def rank_main(rank, ranks, meeting):
+def rank_main(rank, ranks, meeting, seconds):
+    faulthandler.dump_traceback_later(seconds, exit=True)  # What a collective waits for is a stack.
     import torch
     import torch.distributed
     import gpushm
@@ -193,7 +193,9 @@ def rank_main(rank, ranks, meeting):
     print(json.dumps(told), flush=True)
     torch.distributed.barrier()
     torch.cuda.synchronize()
+    # NCCL does not destroy a communicator that a graph uses.
     kept.clear()
+    del graph, calls
     communicator.destroy()
     torch.distributed.destroy_process_group()
 
@@ -210,20 +212,16 @@ def measure(calls, label, told):
         told["microseconds"].setdefault(label, {}).setdefault(how, {})[kind] = statistics.median(values)
 
 
-def run_mode(settings, environment, folder):
+def run_mode(settings, environment, folder, seconds):
     log = pathlib.Path(folder, "nccl")
     log.mkdir()
     processes = [subprocess.Popen(
-        [sys.executable, __file__, "--rank", str(rank), "--meeting", f"{log}/meeting"], stdout=subprocess.PIPE,
+        [sys.executable, __file__, "--rank", str(rank), "--meeting", f"{log}/meeting",
+         "--seconds", str(seconds)], stdout=subprocess.PIPE,
         text=True, env={**environment, "NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO", **settings,
                         "NCCL_DEBUG_SUBSYS": "INIT,REG,ALLOC,P2P,GRAPH", "NCCL_DEBUG_FILE": f"{log}/%p.log"})
         for rank in range(2)]
-    outputs = []
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        outputs = [process.communicate(timeout=STEP_S)[0] for process in processes]
-    for process in processes:
-        process.kill()
-        process.wait()
+    outputs = [process.communicate()[0] for process in processes]
     said = {}
     for path in sorted(log.glob("*.log")):
         for line in path.read_text(errors="replace").splitlines():
@@ -236,6 +234,9 @@ def run_mode(settings, environment, folder):
     result = told[0] if told else {}
     result["right"] = len(told) == 2 and all(each["right"] for each in told)
     result["ended"] = [process.returncode for process in processes]
+    if any(result["ended"]):
+        for path in sorted(log.glob("*.log")):
+            print(f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-25:], sep="\n")
     result["log"] = [f"{count} x {text}" for text, count in list(said.items())[:60]]
     return result
 
@@ -243,11 +244,13 @@ def run_mode(settings, environment, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", help="a file for the figures, as JSON")
+    parser.add_argument("--mode", choices=list(MODES), help="only this one of MODES")
+    parser.add_argument("--seconds", type=int, default=120, help="limit of each mode (default: 120)")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meeting", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
-        return rank_main(options.rank, 2, options.meeting)
+        return rank_main(options.rank, 2, options.meeting, options.seconds)
     import torch
     import gpushm.testing
 
@@ -262,9 +265,11 @@ def main():
               "modes": {}}
     failed = False
     for mode, settings in MODES.items():
+        if options.mode not in (None, mode):
+            continue
         with gpushm.testing.broker(containers=("app",), pool="1Gi", gpus=2, simulated=False) as broker:
             with tempfile.TemporaryDirectory() as folder:
-                result = run_mode(settings, broker.environment("app"), folder)
+                result = run_mode(settings, broker.environment("app"), folder, options.seconds)
         report["modes"][mode] = result
         failed = failed or not result["right"] or any(result["ended"])
         for label, ways in result.get("microseconds", {}).items():

@@ -138,7 +138,7 @@ def containers(ranks):
     import gpushm.testing
 
     with gpushm.testing.broker({"weights": "{size: 512Mi, gpu: each, generations: 2}"}, containers=("loader", *WHO),
-                               pool="256Mi", gpus=ranks, simulated=False) as broker:
+                               pool="2Gi", gpus=ranks, simulated=False) as broker:
         yield broker.environment
 
 
