@@ -54,6 +54,7 @@ class FakeNode : public Effects {
     specs[CdiName(binding.resource, binding.name())] = binding.first_gpu();
     return {};
   }
+  void RetractClaim(const std::string& uid) override { calls.push_back("retract claim " + uid); }
   void Retract(Resource resource, const std::string& name) override {
     if (on_retract) on_retract();
     specs.erase(CdiName(resource, name));
