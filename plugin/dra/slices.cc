@@ -1,7 +1,6 @@
 #include "plugin/dra/slices.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "platform/base/quote.h"
 #include "platform/daemon/log.h"
@@ -56,9 +55,7 @@ std::string Dump(const Json& json) {
 
 std::string SliceName(const std::string& node, size_t index) {
   constexpr size_t kMaxNodeBytes = 200;  // Of the 253 of a name.
-  char number[8];
-  std::snprintf(number, sizeof number, "%03zu", index);
-  return Concat(node.substr(0, kMaxNodeBytes), "-", kDriverName, "-", number);
+  return Concat(node.substr(0, kMaxNodeBytes), "-", kDriverName, "-", index);
 }
 
 }  // namespace
