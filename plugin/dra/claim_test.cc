@@ -127,7 +127,9 @@ TEST(ClaimTest, AnyTextIsAnswered) {
         Json json = valid;
         json[at] = replacement;
         const auto claim = Parse(json);
-        if (claim) EXPECT_EQ(claim->bytes, uint64_t{1} << 30) << json.dump();
+        if (claim) {
+          EXPECT_EQ(claim->bytes, uint64_t{1} << 30) << json.dump();
+        }
       }
     }
   }
