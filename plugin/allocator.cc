@@ -249,7 +249,7 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
 }
 
 // One try. `lock` of mutex_ is held on return.
-Result<void> Allocator::TryPrepare(const ClaimedGpus& claim,
+Result<void> Allocator::TryPrepare(const ClaimedGpus& claim, const std::function<bool()>& given_up,
                                    std::unique_lock<std::timed_mutex>* lock) {
   if (!book_.HasClaim(claim.uid)) {
     // Another plugin can start between two checks of Reconcile.
@@ -262,8 +262,9 @@ Result<void> Allocator::TryPrepare(const ClaimedGpus& claim,
     if (!looked) return looked;
   }
   if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
-  if (preparing_[claim.uid].unprepared) {
-    return Fail(Code::kEnded, Concat("claim ", claim.uid, " was unprepared meanwhile"));
+  if (given_up()) {
+    return Fail(Code::kEnded, Concat("claim ", claim.uid, " was unprepared meanwhile, or the "
+                                     "kubelet has given up this call"));
   }
   ApplyLinks();
   ApplyClosed();
@@ -278,14 +279,18 @@ Result<void> Allocator::PrepareClaim(const ClaimedGpus& claim, const Deadline& d
                                      const std::function<bool()>& given_up) {
   std::unique_lock lock(mutex_);
   ++preparing_[claim.uid].calls;
+  const auto preparing = preparing_.find(claim.uid);
+  const auto ended = [&, before = preparing->second.unprepares] {
+    return preparing->second.unprepares != before || given_up();
+  };
   Result<void> done;
   for (bool told = false;;) {
-    done = TryPrepare(claim, &lock);
+    done = TryPrepare(claim, ended, &lock);
     if (done) break;
     const Code code = done.error().code();
     const bool useless = code == Code::kInvalidArgument || code == Code::kUnsupported ||
                          code == Code::kEnded || closed_;
-    if (useless || deadline.Passed() || given_up()) break;
+    if (useless || deadline.Passed()) break;
     if (!std::exchange(told, true)) {
       LogInfo("claim-waits", {{"allocation", claim.uid},
                               {"pod", claim.pod.ToString()},
@@ -293,7 +298,6 @@ Result<void> Allocator::PrepareClaim(const ClaimedGpus& claim, const Deadline& d
     }
     changed_.wait_for(lock, kSettleStep);
   }
-  const auto preparing = preparing_.find(claim.uid);
   if (--preparing->second.calls == 0) preparing_.erase(preparing);
   return done;
 }
@@ -307,7 +311,7 @@ Result<void> Allocator::UnprepareClaim(const std::string& uid, const Deadline& d
     const bool unknown = !released && released.error().code() == Code::kNotFound;
     if (released || unknown) {
       if (const auto preparing = preparing_.find(uid); preparing != preparing_.end()) {
-        preparing->second.unprepared = true;
+        ++preparing->second.unprepares;
       }
       // Also of an unknown one: its spec may have been damaged.
       effects_->RetractClaim(uid);

@@ -125,7 +125,8 @@ class Allocator final : public kubelet::Handler, public dra::Handler {
   uint32_t FreeUnits(const std::string& gpu) const;
 
  private:
-  Result<void> TryPrepare(const ClaimedGpus& claim, std::unique_lock<std::timed_mutex>* lock);
+  Result<void> TryPrepare(const ClaimedGpus& claim, const std::function<bool()>& given_up,
+                          std::unique_lock<std::timed_mutex>* lock);
   Result<kubelet::PodList> ListWhenQuiet(const Deadline& deadline);
   // Needs mutex_.
   Result<kubelet::Grant> Admit(Resource resource, const DeviceIds& ids);
@@ -139,11 +140,11 @@ class Allocator final : public kubelet::Handler, public dra::Handler {
   std::condition_variable_any changed_;
   Book book_;
   std::vector<Gpu> gpus_;
-  // By UID: claims for which calls are waiting here. If one is unprepared meanwhile, those calls
-  // must have no effect, because no other Unprepare will come.
+  // Claims for which calls wait here, by UID. A call during which the claim was unprepared must have
+  // no effect, because no other Unprepare will come.
   struct Preparing {
     int calls = 0;
-    bool unprepared = false;
+    uint64_t unprepares = 0;
   };
   std::map<std::string, Preparing> preparing_;
   std::atomic<bool> closed_ = false;
