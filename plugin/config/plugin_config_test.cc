@@ -94,6 +94,18 @@ TEST(PluginConfig, EveryKeyIsRead) {
   EXPECT_EQ(config->log, (LogConfig{LogLevel::kError, LogFormat::kJson}));
 }
 
+TEST(PluginConfig, TheKeysOfDra) {
+  const auto config = ParsePluginConfig(
+      "allocation: dra\ndra: {api-server: '[fd00::1]:6443', credentials-folder: /e}\n"
+      "plugins-folder: /f\n",
+      "plugin.yaml");
+  ASSERT_TRUE(config) << config.error().ToString();
+  EXPECT_EQ(config->allocation, Allocation::kDra);
+  EXPECT_EQ(config->api_server, "[fd00::1]:6443");
+  EXPECT_EQ(config->api_credentials, "/e");
+  EXPECT_EQ(config->plugins_folder, "/f");
+}
+
 TEST(PluginConfig, WhatNeedsARestartStays) {
   const PluginConfig now;
   PluginConfig next;

@@ -225,9 +225,9 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
 
   void Registered(bool registered, const std::string& error) {
     if (registered) {
-      LogInfo("registered", {{"driver", kDriverName}, {"socket", calls_door_.path()}});
+      LogInfo("driver-registered", {{"driver", kDriverName}, {"socket", calls_door_.path()}});
     } else {
-      LogError("not-registered", {{"driver", kDriverName},
+      LogError("driver-refused", {{"driver", kDriverName},
                                   {"reason", Concat("the kubelet refused: ", Quote(error))}});
     }
     const std::lock_guard lock(mutex_);
@@ -320,7 +320,7 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
   void KeepDoors() {
     const auto keep = [](Door& door) {
       if (const auto failed = door.Keep()) {
-        LogError("not-listening", {{"socket", door.path()}, {"reason", failed->ToString()}});
+        LogError("driver-not-listening", {{"socket", door.path()}, {"reason", failed->ToString()}});
       }
     };
     while (!Stopping()) {
@@ -359,7 +359,7 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
       const Result<bool> synced =
           slices_.Sync(devices, Deadline::AfterMs(options_.times.request_ms));
       const std::string problem = synced ? std::string() : synced.error().ToString();
-      if (!synced && problem != logged) LogError("not-published", {{"reason", problem}});
+      if (!synced && problem != logged) LogError("slices-not-published", {{"reason", problem}});
       logged = problem;
       lock.lock();
       state_.published = synced.has_value();

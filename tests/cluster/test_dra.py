@@ -1,12 +1,16 @@
 """The plugin with `allocation: dra`, and pods with claims written by hand."""
 
+import http.client
 import json
 import pathlib
 import re
+import ssl
+import subprocess
 
-from case import ClusterCase, is_ready, pod, statuses
+from case import ClusterCase, container, is_ready, pod, statuses
+from chart import SOURCE
 from gpu_pods import sidecar, user
-from plugin import NAMESPACE, Plugin, documents, MANIFEST, with_lines
+from plugin import NAMESPACE, Plugin, documents, with_lines
 from processes import wait_until
 import settings
 
@@ -14,61 +18,37 @@ DRIVER = "gpushm.io"
 CLASS = "memory.gpushm.io"
 TIMEOUT_S = 60
 
-# The rights that docs/design/dra.md names, and no other.
-RIGHTS = [
-    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
-    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
-    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"],
-     "verbs": ["get", "list", "watch", "create", "update", "delete"]},
-]
-RBAC = [
-    {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-     "metadata": {"name": "gpushm-plugin"}, "rules": RIGHTS},
-    {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
-     "metadata": {"name": "gpushm-plugin"},
-     "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
-                 "name": "gpushm-plugin"},
-     "subjects": [{"kind": "ServiceAccount", "name": "gpushm-plugin", "namespace": NAMESPACE}]},
-]
-DEVICE_CLASS = {
-    "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": CLASS},
-    "spec": {"selectors": [{"cel": {"expression": (
-        f"device.driver == '{DRIVER}' && device.allowMultipleAllocations == true && "
-        f"'memory' in device.capacity['{DRIVER}']")}}]}}
-
 
 class DraPlugin(Plugin):
-    """The manifest with the other front end: its rights, its token, and the kubelet's folders."""
+    """The chart's plugin with the other front end, and without the injector."""
 
     def deploy(self, config="", image=None):
-        text = self._cluster.kubectl("create", "--dry-run=client", "-o", "json", "-f",
-                                     str(MANIFEST))
+        repository, _, tag = settings.image("plugin").rpartition(":")
+        values = {"plugin.allocation": "dra", "injector.enabled": "false",
+                  "plugin.image.repository": repository, "plugin.image.tag": tag,
+                  # Services have no addresses here, because there is no kube-proxy.
+                  "plugin.config.dra.api-server": settings.API_SERVER}
+        rendered = subprocess.run(
+            ["helm", "template", "gpushm", str(SOURCE), "--namespace", NAMESPACE,
+             "--kube-version", "1.36.0", "--skip-tests",
+             *(word for key, value in values.items() for word in ("--set", f"{key}={value}"))],
+            env=self._cluster.environment(), check=True, capture_output=True, text=True).stdout
+        text = self._cluster.kubectl("create", "--dry-run=client", "-o", "json", "-f", "-",
+                                     input=rendered)
         things = [thing for document in documents(text) for thing in document]
         for thing in things:
             if thing["kind"] == "ConfigMap":
-                self._config = with_lines(thing["data"]["plugin.yaml"], (
-                    f"driver-root: {self._cluster.driver}\nallocation: dra\n"
-                    f"dra: {{api-server: '{settings.API_SERVER}'}}\n"))
+                self._config = with_lines(thing["data"]["plugin.yaml"],
+                                          f"driver-root: {self._cluster.driver}\n")
                 thing["data"]["plugin.yaml"] = with_lines(self._config, config)
             if thing["kind"] == "DaemonSet":
-                self._give_folders(thing["spec"]["template"]["spec"])
+                self._simulate(thing["spec"]["template"]["spec"])
+        self._api.ensure_namespace(NAMESPACE, {"pod-security.kubernetes.io/enforce": "privileged"})
         self._cluster.kubectl("label", "--overwrite", "node", settings.NODE_NAME,
                               "gpushm.io/gpu=true")
-        self._cluster.kubectl("apply", "-f", "-", input=json.dumps(
-            {"apiVersion": "v1", "kind": "List", "items": [*things, *RBAC, DEVICE_CLASS]}))
+        self._things = json.dumps({"apiVersion": "v1", "kind": "List", "items": things})
+        self._cluster.kubectl("apply", "-f", "-", input=self._things)
         self.wait_serving()
-
-    def _give_folders(self, spec):
-        self._simulate(spec)
-        spec["automountServiceAccountToken"] = True
-        folder = "/var/lib/kubelet/plugins"
-        spec["volumes"].append({"name": "plugins", "hostPath": {
-            "path": folder, "type": "DirectoryOrCreate"}})
-        mounts = spec["containers"][0]["volumeMounts"]
-        mounts.append({"name": "plugins", "mountPath": folder})
-        for mount in mounts:
-            if mount["name"] == "plugins-registry":
-                del mount["readOnly"]
 
     def slices(self):
         return [s for s in self._api.list("ResourceSlice") if s["spec"]["driver"] == DRIVER]
@@ -90,9 +70,9 @@ class DraPlugin(Plugin):
             lambda pods: f"the plugin does not come back: {self._state(pods.values())}")
 
     def remove(self):
+        self._cluster.kubectl("delete", "--ignore-not-found", "-f", "-", input=self._things)
         self._cluster.kubectl("delete", "--ignore-not-found", "namespace", NAMESPACE,
                               "--timeout=60s")
-        self._cluster.kubectl("delete", "--ignore-not-found", "deviceclass", CLASS)
 
 
 def template(name, memory):
@@ -106,8 +86,8 @@ def template(name, memory):
                                  "matchAttribute": f"{DRIVER}/uuid"}]}}}}
 
 
-def claimed(container, request):
-    return {**container, "resources": {"claims": [{"name": "gpushm", "request": request}]}}
+def claimed(user_container, request):
+    return {**user_container, "resources": {"claims": [{"name": "gpushm", "request": request}]}}
 
 
 def claim_pod(name, template_name, users=("a",), **spec):
@@ -178,9 +158,9 @@ class DraTest(ClusterCase):
         self.delete_pods("pair")
         self.wait_released()
 
-    def mounts(self, pod_name, container):
+    def mounts(self, pod_name, name):
         """Mount points of a running container, whose image may have no program to list them."""
-        status = statuses(self.get_pod(pod_name))[container]
+        status = statuses(self.get_pod(pod_name))[name]
         process = self.cluster.process_of_container(status["containerID"])
         lines = pathlib.Path(f"/proc/{process.pid}/mountinfo").read_text().splitlines()
         return [line.split()[4] for line in lines]
@@ -220,3 +200,54 @@ class DraTest(ClusterCase):
         self.wait_unschedulable("third")
         self.delete_pods("stays")
         self.wait_ready("third")
+
+    def test_an_update_leaves_no_gap(self):
+        """The next plugin serves before the one before it ends, and takes its claims over."""
+        self.run_pod(claim_pod("stays", "seven"))
+        before = self.container_ids("stays")
+        self.plugin.update()
+        self.assertEqual(len(self.plugin.slices()), 1)
+        self.run_pod(claim_pod("next", "seven"))
+        self.assertEqual(self.container_ids("stays"), before)
+        self.delete_pods("stays", "next")
+        self.wait_released()
+
+    def test_two_pods_of_one_claim_take_its_memory_once(self):
+        """The second pod has no broker. Its claim outlives the first pod, and ends with the last."""
+        claim = template("weights", "12Gi")
+        claim = {**claim, "kind": "ResourceClaim", "spec": claim["spec"]["spec"]}
+        self.cluster.kubectl("apply", "-n", self.namespace, "-f", "-", input=json.dumps(claim))
+        reference = [{"name": "gpushm", "resourceClaimName": "weights"}]
+        owner = claim_pod("owner", "weights")
+        owner["spec"]["resourceClaims"] = reference
+        guest = pod("guest", claimed(container("a"), "app"), resourceClaims=reference)
+        self.create(owner, guest)
+        self.wait_ready("owner", "guest")
+        specs = self.plugin.specs()
+        self.assertEqual(len(specs), 1)
+        self.delete_pods("owner")
+        self.assertEqual(self.plugin.specs(), specs)
+        self.create(claim_pod("other", "seven"))
+        self.wait_unschedulable("other")
+        self.delete_pods("guest")
+        self.wait_ready("other")
+
+    def test_a_plugin_may_write_only_its_own_nodes_slices(self):
+        """An admission policy of the chart: the token of the plugin's pod names its node."""
+        slice_of_another = {
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
+            "metadata": {"name": "node1-gpushm.io-0"},
+            "spec": {"driver": DRIVER, "nodeName": "node1", "devices": [], "pool": {
+                "name": "node1", "generation": 1, "resourceSliceCount": 1}}}
+        process = self.plugin.process()
+        token = pathlib.Path(f"/proc/{process.pid}/root/var/run/secrets/kubernetes.io/"
+                             "serviceaccount/token").read_text()
+        connection = http.client.HTTPSConnection(
+            settings.API_SERVER, context=ssl._create_unverified_context(), timeout=30)
+        connection.request("POST", "/apis/resource.k8s.io/v1/resourceslices",
+                           json.dumps(slice_of_another), {"Authorization": f"Bearer {token}",
+                                                          "Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        self.assertEqual(answer.status, 422, text)
+        self.assertIn("only slices of its own node", text)
