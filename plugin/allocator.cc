@@ -263,15 +263,16 @@ Result<void> Allocator::TryPrepare(const ClaimedGpus& claim, const std::function
   }
   if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
   if (given_up()) {
-    return Fail(Code::kEnded, Concat("claim ", claim.uid, " was unprepared meanwhile, or the "
+    return Fail(Code::kEnded, Concat("claim ", claim.uid,
+                                     " was unprepared meanwhile, or the "
                                      "kubelet has given up this call"));
   }
   ApplyLinks();
   ApplyClosed();
   const Result<Binding> binding = book_.BindClaim(claim);
   if (!binding) return std::unexpected(binding.error());
-  // Again for a known claim: somebody may have emptied a folder. If it fails, the claim stays in the
-  // book until the kubelet unprepares it, which it also does for a claim that failed.
+  // Again for a known claim: somebody may have emptied a folder. If it fails, the claim stays in
+  // the book until the kubelet unprepares it, which it also does for a claim that failed.
   return effects_->Publish(*binding);
 }
 

@@ -140,8 +140,8 @@ class Allocator final : public kubelet::Handler, public dra::Handler {
   std::condition_variable_any changed_;
   Book book_;
   std::vector<Gpu> gpus_;
-  // Claims for which calls wait here, by UID. A call during which the claim was unprepared must have
-  // no effect, because no other Unprepare will come.
+  // Claims for which calls wait here, by UID. A call during which the claim was unprepared must
+  // have no effect, because no other Unprepare will come.
   struct Preparing {
     int calls = 0;
     uint64_t unprepares = 0;

@@ -320,9 +320,8 @@ TEST_F(AllocatorTest, AClaimIsPreparedOnceHoweverOften) {
 // The memory of a pod that was deleted by force is still in use.
 TEST_F(AllocatorTest, APrepareWaitsForTheFormerPod) {
   ASSERT_TRUE(allocator_->PrepareClaim(ClaimOf("one", 6), Deadline::AfterMs(0), Never));
-  EXPECT_EQ(
-      allocator_->PrepareClaim(ClaimOf("two", 6), Deadline::AfterMs(0), Never).error().code(),
-      Code::kExhausted);
+  EXPECT_EQ(allocator_->PrepareClaim(ClaimOf("two", 6), Deadline::AfterMs(0), Never).error().code(),
+            Code::kExhausted);
   std::promise<void> waits;
   std::atomic<bool> told = false;
   auto second = std::async(std::launch::async, [&] {

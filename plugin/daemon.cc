@@ -189,8 +189,8 @@ Result<void> Daemon::LockState() {
     locks_.serving = std::move(*locked);
   }
   if (options_.config.kubelet == KubeletMode::kNone || locks_.standby) return {};
-  // A plugin with another state folder: check before changing anything that both would share. It may
-  // also have the other front end.
+  // A plugin with another state folder: check before changing anything that both would share. It
+  // may also have the other front end.
   if (auto alone = dra::FrontEnd::CheckAlone(options_.config.plugins_registry_folder); !alone) {
     return alone;
   }

@@ -157,7 +157,8 @@ void Node::Retract(Resource resource, const std::string& name) {
 
 void Node::RetractClaim(const std::string& uid) {
   const auto removed = parts_.specs->RemoveClaim(uid);
-  if (!removed) LogError("not-removed", {{"allocation", uid}, {"reason", removed.error().ToString()}});
+  if (!removed)
+    LogError("not-removed", {{"allocation", uid}, {"reason", removed.error().ToString()}});
   CloseLink(uid);
 }
 

@@ -452,15 +452,16 @@ Result<Binding> Book::BindClaim(const ClaimedGpus& claim) {
   }
   for (const std::string& uuid : claim.gpus) {
     const Gpu* const gpu = FindGpu(uuid);
-    if (std::ranges::count(claim.gpus, uuid) > 1 || (gpu != nullptr && gpu->instance &&
-                                                     claim.gpus.size() > 1)) {
-      return Fail(Code::kInvalidArgument,
-                  Concat(who, " has GPU ", uuid,
-                         gpu != nullptr && gpu->instance
-                             ? " and another one; a MIG instance cannot be used together with others"
-                             : " twice"),
-                  "tie the requests of brokers by distinctAttribute: gpushm.io/uuid, and select "
-                  "whole GPUs");
+    if (std::ranges::count(claim.gpus, uuid) > 1 ||
+        (gpu != nullptr && gpu->instance && claim.gpus.size() > 1)) {
+      return Fail(
+          Code::kInvalidArgument,
+          Concat(who, " has GPU ", uuid,
+                 gpu != nullptr && gpu->instance
+                     ? " and another one; a MIG instance cannot be used together with others"
+                     : " twice"),
+          "tie the requests of brokers by distinctAttribute: gpushm.io/uuid, and select "
+          "whole GPUs");
     }
     if (auto healthy = CheckHealth(uuid); !healthy) {
       return std::unexpected(healthy.error().WithContext(who));
@@ -628,8 +629,7 @@ std::vector<Binding> Book::bindings() const {
 uint32_t Book::FreeUnits(const std::string& gpu) const {
   const Gpu* const found = FindGpu(gpu);
   if (found == nullptr) return 0;
-  return static_cast<uint32_t>(
-      std::min<uint64_t>(found->units, FreeBytes(gpu) / unit_bytes_));
+  return static_cast<uint32_t>(std::min<uint64_t>(found->units, FreeBytes(gpu) / unit_bytes_));
 }
 
 uint64_t Book::FreeBytes(const std::string& gpu) const {

@@ -57,9 +57,9 @@ TEST(ClaimSpec, EachRoleHasItsOwnDevice) {
   ASSERT_TRUE(text);
   const auto spec = nlohmann::json::parse(*text);
   ASSERT_EQ(spec["devices"].size(), 2U);
-  EXPECT_EQ(Concat(spec["kind"].get<std::string>(), "=",
-                   spec["devices"][0]["name"].get<std::string>()),
-            ClaimCdiName(kUid, ClaimRole::kBroker));
+  EXPECT_EQ(
+      Concat(spec["kind"].get<std::string>(), "=", spec["devices"][0]["name"].get<std::string>()),
+      ClaimCdiName(kUid, ClaimRole::kBroker));
   EXPECT_EQ(spec["devices"][0]["containerEdits"]["env"][0], "LINK=1");
   EXPECT_EQ(spec["devices"][1]["name"], Concat(kUid, "-app"));
   EXPECT_EQ(spec["devices"][1]["containerEdits"]["env"][0], "APP=1");
@@ -83,10 +83,10 @@ TEST(ClaimSpec, ADamagedSpecIsNotRead) {
   ASSERT_TRUE(ParseSpec(kFile, valid.dump()));
   EXPECT_FALSE(ParseSpec("gpushm.io-claim-x.json", valid.dump()));
   EXPECT_FALSE(ParseSpec("gpushm.io-memory-m0000.json", valid.dump()));
-  for (const char* const at : {"/kind", "/devices", "/devices/0/name", "/devices/1/name",
-                               "/annotations/gpushm.io~1bytes", "/annotations/gpushm.io~1gpu",
-                               "/annotations/gpushm.io~1pod", "/annotations/gpushm.io~1namespace",
-                               "/annotations/gpushm.io~1binding-version"}) {
+  for (const char* const at :
+       {"/kind", "/devices", "/devices/0/name", "/devices/1/name", "/annotations/gpushm.io~1bytes",
+        "/annotations/gpushm.io~1gpu", "/annotations/gpushm.io~1pod",
+        "/annotations/gpushm.io~1namespace", "/annotations/gpushm.io~1binding-version"}) {
     for (const nlohmann::json& odd : {nlohmann::json("-1"), nlohmann::json(7), nlohmann::json(),
                                       nlohmann::json("../x"), nlohmann::json("")}) {
       auto changed = valid;

@@ -86,8 +86,8 @@ bool IsUid(std::string_view uid) {
 
 std::string WrongWithIds(const Binding& binding) {
   if (binding.IsClaim()) {
-    if (binding.ids.size() == 1 && IsUid(binding.name()) &&
-        binding.resource == Resource::kMemory && binding.exclusive.empty()) {
+    if (binding.ids.size() == 1 && IsUid(binding.name()) && binding.resource == Resource::kMemory &&
+        binding.exclusive.empty()) {
       return {};
     }
     return Concat("invalid claim ", Quote(JoinIds(binding.ids)));

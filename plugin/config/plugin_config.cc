@@ -356,7 +356,7 @@ void FileReader::Dra(const YamlNode& value) {
     const std::string field = "dra." + key.text;
     if (key.text == "api-server") {
       const std::string* const text = file_.Text(inner, field);
-      if (text == nullptr) continue;
+      if (text == nullptr || text->empty()) continue;
       const auto address = ParseListenAddress(*text);
       if (!address || address->host.empty() || address->port == 0) {
         file_.Fail(inner, field, Concat(Quote(*text), " is not host:port"));
@@ -375,7 +375,10 @@ void FileReader::Dra(const YamlNode& value) {
 // What goes with allocation: dra, and what does not.
 void FileReader::CheckDra(const YamlNode& root) {
   if (config_.allocation != Allocation::kDra) {
-    if (const YamlNode* const dra = Find(root, "dra")) {
+    const PluginConfig none;
+    const YamlNode* const dra = Find(root, "dra");
+    if (dra != nullptr && (config_.api_server != none.api_server ||
+                           config_.api_credentials != none.api_credentials)) {
       file_.Fail(*dra, "dra", "is only for allocation: dra", "allocation: dra");
     }
     return;

@@ -82,10 +82,9 @@ Result<ApiAddress> FindApi(const std::string& server, const std::string& credent
   if (address.host.empty() || error != std::errc() || end != port.data() + port.size() ||
       address.port < 1 || address.port > 65535) {
     return Fail(Code::kInvalidArgument,
-                server.empty()
-                    ? "the environment variables KUBERNETES_SERVICE_HOST and "
-                      "KUBERNETES_SERVICE_PORT do not say where the API server is"
-                    : Concat("invalid address of the API server: ", Quote(server)),
+                server.empty() ? "the environment variables KUBERNETES_SERVICE_HOST and "
+                                 "KUBERNETES_SERVICE_PORT do not say where the API server is"
+                               : Concat("invalid address of the API server: ", Quote(server)),
                 "run the plugin in a pod, or set dra.api-server: 10.96.0.1:443");
   }
   if (!credentials_folder.empty()) address.credentials_folder = credentials_folder;

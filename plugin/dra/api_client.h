@@ -1,7 +1,7 @@
 // Requests to Kubernetes' API server: JSON over HTTPS, one connection for each request.
 //
-// Limits: an answer of at most kMaxAnswerBytes, read before the deadline. The token is read anew for
-// each request, because the kubelet replaces it every hour, and so is the CA's certificate.
+// Limits: an answer of at most kMaxAnswerBytes, read before the deadline. The token is read anew
+// for each request, because the kubelet replaces it every hour, and so is the CA's certificate.
 //
 // Threads: any.
 #pragma once
@@ -21,8 +21,8 @@ struct ApiAddress {
   std::string credentials_folder = "/var/run/secrets/kubernetes.io/serviceaccount";
 };
 
-// Where pods reach it: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT, or `server` if it is not
-// empty: "host:port". kInvalidArgument: neither says it.
+// Where pods reach it: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT, or `server` if it is
+// not empty: "host:port". kInvalidArgument: neither says it.
 Result<ApiAddress> FindApi(const std::string& server, const std::string& credentials_folder);
 
 class ApiClient {

@@ -59,10 +59,10 @@ TEST_F(ApiClientTest, WithoutATokenTheErrorNamesTheFile) {
 }
 
 TEST_F(ApiClientTest, StatusesAreKindsOfErrors) {
-  const std::pair<int, Code> kinds[] = {
-      {401, Code::kDenied},    {403, Code::kDenied},      {404, Code::kNotFound},
-      {409, Code::kContended}, {429, Code::kUnavailable}, {500, Code::kUnavailable},
-      {422, Code::kInvalidArgument}};
+  const std::pair<int, Code> kinds[] = {{401, Code::kDenied},         {403, Code::kDenied},
+                                        {404, Code::kNotFound},       {409, Code::kContended},
+                                        {429, Code::kUnavailable},    {500, Code::kUnavailable},
+                                        {422, Code::kInvalidArgument}};
   for (const auto& [status, code] : kinds) {
     server_.FailNext(status, 1);
     const auto text = Get();

@@ -36,8 +36,7 @@ std::string Text(const Json& json) {
   return json.is_string() ? json.get<std::string>() : std::string();
 }
 
-std::unexpected<Status> Invalid(const ClaimRef& ref, std::string_view reason,
-                                std::string remedy) {
+std::unexpected<Status> Invalid(const ClaimRef& ref, std::string_view reason, std::string remedy) {
   return Fail(Code::kInvalidArgument, Concat("ResourceClaim ", ref.ToString(), ": ", reason),
               std::move(remedy));
 }
@@ -107,13 +106,13 @@ Result<AllocatedClaim> ParseClaim(std::string_view text, const ClaimRef& ref,
                                   std::string_view pool) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {
-    return Fail(Code::kCorrupt, Concat("the API server's answer for ResourceClaim ",
-                                       ref.ToString(), " is not a JSON object: ", Quote(text)));
+    return Fail(Code::kCorrupt, Concat("the API server's answer for ResourceClaim ", ref.ToString(),
+                                       " is not a JSON object: ", Quote(text)));
   }
   if (const std::string uid = Text(At(json, {"metadata", "uid"})); uid != ref.uid) {
     return Fail(Code::kNotFound,
-                Concat("ResourceClaim ", ref.ToString(), " has UID ", Quote(uid), ", not ",
-                       ref.uid, ": it was deleted and made again"),
+                Concat("ResourceClaim ", ref.ToString(), " has UID ", Quote(uid), ", not ", ref.uid,
+                       ": it was deleted and made again"),
                 "delete the pod; its successor uses the new claim");
   }
   AllocatedClaim claim{.ref = ref, .pod = {}, .devices = {}, .gpus = {}};
@@ -154,9 +153,9 @@ Result<AllocatedClaim> ParseClaim(std::string_view text, const ClaimRef& ref,
   }
   for (const auto& [number, part] : brokers) {
     if (number != claim.gpus.size()) {
-      return Invalid(ref, Concat("there is a request broker-", number, " but no broker-",
-                                 claim.gpus.size()),
-                     "number the requests broker-0, broker-1 and so on");
+      return Invalid(
+          ref, Concat("there is a request broker-", number, " but no broker-", claim.gpus.size()),
+          "number the requests broker-0, broker-1 and so on");
     }
     if (number > 0 && part.bytes != claim.bytes) {
       return Invalid(ref,

@@ -17,12 +17,9 @@ constexpr char kUid[] = "11111111-2222-3333-4444-555555555555";
 const ClaimRef kRef{"default", "claim", kUid};
 
 Json ResultOf(const std::string& request, const std::string& device, const std::string& memory) {
-  return {{"request", request},
-          {"driver", kDriverName},
-          {"pool", "node"},
-          {"device", device},
-          {"shareID", "share"},
-          {"consumedCapacity", {{"memory", memory}, {"attach", "1"}}}};
+  return {{"request", request}, {"driver", kDriverName},
+          {"pool", "node"},     {"device", device},
+          {"shareID", "share"}, {"consumedCapacity", {{"memory", memory}, {"attach", "1"}}}};
 }
 
 Json Claim(std::vector<Json> results) {
@@ -40,8 +37,8 @@ std::string ErrorOf(const Json& json) {
 }
 
 TEST(ClaimTest, OneGpu) {
-  const auto claim = Parse(Claim({ResultOf("broker", "gpu-a", "10Gi"),
-                                  ResultOf("app", "gpu-a", "0")}));
+  const auto claim =
+      Parse(Claim({ResultOf("broker", "gpu-a", "10Gi"), ResultOf("app", "gpu-a", "0")}));
   ASSERT_TRUE(claim) << claim.error().ToString();
   EXPECT_THAT(claim->gpus, ElementsAre("gpu-a"));
   EXPECT_EQ(claim->bytes, uint64_t{10} << 30);
@@ -53,10 +50,9 @@ TEST(ClaimTest, OneGpu) {
 }
 
 TEST(ClaimTest, SeveralGpusAreOrderedByTheirNumbers) {
-  const auto claim = Parse(Claim({ResultOf("broker-1", "gpu-b", "2Gi"),
-                                  ResultOf("app-1", "gpu-b", "0"),
-                                  ResultOf("broker-0", "gpu-a", "2Gi"),
-                                  ResultOf("app-0", "gpu-a", "0")}));
+  const auto claim =
+      Parse(Claim({ResultOf("broker-1", "gpu-b", "2Gi"), ResultOf("app-1", "gpu-b", "0"),
+                   ResultOf("broker-0", "gpu-a", "2Gi"), ResultOf("app-0", "gpu-a", "0")}));
   ASSERT_TRUE(claim) << claim.error().ToString();
   EXPECT_THAT(claim->gpus, ElementsAre("gpu-a", "gpu-b"));
 }
@@ -80,21 +76,21 @@ TEST(ClaimTest, ErrorsNameTheFieldAndACorrectExample) {
               testing::AllOf(HasSubstr("\"gpu\""), HasSubstr("broker and app")));
   EXPECT_THAT(ErrorOf(Claim({ResultOf("brokers", "gpu-a", "1Gi")})), HasSubstr("unknown name"));
   EXPECT_THAT(ErrorOf(Claim({ResultOf("broker-99", "gpu-a", "1Gi")})), HasSubstr("unknown name"));
-  EXPECT_THAT(ErrorOf(Claim({ResultOf("app", "gpu-a", "0")})), HasSubstr("no request named broker"));
+  EXPECT_THAT(ErrorOf(Claim({ResultOf("app", "gpu-a", "0")})),
+              HasSubstr("no request named broker"));
   EXPECT_THAT(ErrorOf(Claim({ResultOf("broker", "gpu-a", "0")})),
               testing::AllOf(HasSubstr("no memory"), HasSubstr("DRAConsumableCapacity")));
   EXPECT_THAT(ErrorOf(Claim({ResultOf("broker", "gpu-a", "8GB")})), HasSubstr("memory: 8Gi"));
   EXPECT_THAT(ErrorOf(Claim({ResultOf("broker", "gpu-a", "1Gi"), ResultOf("app", "gpu-b", "0")})),
               HasSubstr("matchAttribute: gpushm.io/uuid"));
-  EXPECT_THAT(ErrorOf(Claim({ResultOf("broker", "gpu-a", "1Gi"),
-                             ResultOf("app", "gpu-a", "1Gi")})),
+  EXPECT_THAT(ErrorOf(Claim({ResultOf("broker", "gpu-a", "1Gi"), ResultOf("app", "gpu-a", "1Gi")})),
               HasSubstr("only a broker can hand out"));
-  EXPECT_THAT(ErrorOf(Claim({ResultOf("broker", "gpu-a", "1Gi"),
-                             ResultOf("broker", "gpu-b", "1Gi")})),
-              HasSubstr("has two devices"));
-  EXPECT_THAT(ErrorOf(Claim({ResultOf("broker-0", "gpu-a", "1Gi"),
-                             ResultOf("broker-1", "gpu-b", "2Gi")})),
-              HasSubstr("same memory of each GPU"));
+  EXPECT_THAT(
+      ErrorOf(Claim({ResultOf("broker", "gpu-a", "1Gi"), ResultOf("broker", "gpu-b", "1Gi")})),
+      HasSubstr("has two devices"));
+  EXPECT_THAT(
+      ErrorOf(Claim({ResultOf("broker-0", "gpu-a", "1Gi"), ResultOf("broker-1", "gpu-b", "2Gi")})),
+      HasSubstr("same memory of each GPU"));
   EXPECT_THAT(ErrorOf(Claim({ResultOf("broker-1", "gpu-a", "1Gi")})), HasSubstr("no broker-0"));
 }
 
@@ -118,8 +114,17 @@ TEST(ClaimTest, AnotherNodesClaimIsRefused) {
 // claim is replaced by values of every type, and its text is cut and changed at random.
 TEST(ClaimTest, AnyTextIsAnswered) {
   const Json valid = Claim({ResultOf("broker", "gpu-a", "1Gi"), ResultOf("app", "gpu-a", "0")});
-  const Json odd[] = {nullptr, 7,     -1,           1.5,          true, "",
-                      "x",     "\x7f", Json::array(), Json::object(), Json::array({nullptr})};
+  const Json odd[] = {nullptr,
+                      7,
+                      -1,
+                      1.5,
+                      true,
+                      "",
+                      "x",
+                      "\x7f",
+                      Json::array(),
+                      Json::object(),
+                      Json::array({nullptr})};
   const Json flat = valid.flatten();
   for (const auto& [pointer, value] : flat.items()) {
     for (Json::json_pointer at(pointer); !at.empty(); at = at.parent_pointer()) {

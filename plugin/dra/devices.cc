@@ -15,9 +15,7 @@ using Json = nlohmann::json;
 constexpr size_t kMaxNameBytes = 63;    // A DNS label.
 constexpr size_t kMaxStringBytes = 64;  // Of an attribute.
 
-Json String(const std::string& text) {
-  return {{"string", text.substr(0, kMaxStringBytes)}};
-}
+Json String(const std::string& text) { return {{"string", text.substr(0, kMaxStringBytes)}}; }
 
 // The name of the group of GPUs that all have NVLink between each other; empty if the GPU has no
 // NVLink, or if some GPUs that it reaches do not reach each other.
@@ -97,19 +95,18 @@ Json DevicesOf(const Offer& offer) {
     const Device& device = offer.devices[i];
     const Gpu& gpu = offer.gpus[i];
     if (!gpu.taken_by.empty() || gpu.bytes == 0) continue;
-    Json one = {
-        {"name", DeviceName(device.uuid)},
-        {"allowMultipleAllocations", true},
-        {"attributes", Attributes(offer, device)},
-        {"capacity",
-         {{"memory",
-           {{"value", config::FormatBytes(gpu.bytes)},
-            {"requestPolicy",
-             {{"default", "0"}, {"validRange", {{"min", "0"}, {"step", "2Mi"}}}}}}},
-          {"attach",
-           {{"value", std::to_string(gpu.tokens)},
-            {"requestPolicy",
-             {{"default", "1"}, {"validRange", {{"min", "1"}, {"step", "1"}}}}}}}}}};
+    Json one = {{"name", DeviceName(device.uuid)},
+                {"allowMultipleAllocations", true},
+                {"attributes", Attributes(offer, device)},
+                {"capacity",
+                 {{"memory",
+                   {{"value", config::FormatBytes(gpu.bytes)},
+                    {"requestPolicy",
+                     {{"default", "0"}, {"validRange", {{"min", "0"}, {"step", "2Mi"}}}}}}},
+                  {"attach",
+                   {{"value", std::to_string(gpu.tokens)},
+                    {"requestPolicy",
+                     {{"default", "1"}, {"validRange", {{"min", "1"}, {"step", "1"}}}}}}}}}};
     Json taints = Json::array();
     if (!gpu.healthy) taints.push_back(Taint("gpushm.io/health", "unhealthy"));
     if (!gpu.drained.empty()) taints.push_back(Taint("gpushm.io/drained", "by-operator"));

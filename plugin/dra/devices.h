@@ -2,8 +2,8 @@
 //
 // One device for each GPU or MIG instance. Claims share a device (allowMultipleAllocations), and
 // each takes a part of its capacity: `memory` in bytes, and `attach`, the number of containers that
-// use it. A pod's claim allocates its device twice: its broker takes the memory, and its application
-// containers only attach. So memory is 0 where a request does not ask for it.
+// use it. A pod's claim allocates its device twice: its broker takes the memory, and its
+// application containers only attach. So memory is 0 where a request does not ask for it.
 //
 // Threads: functions, any.
 #pragma once

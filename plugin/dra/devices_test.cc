@@ -17,15 +17,16 @@ constexpr uint64_t kGiB = uint64_t{1} << 30;
 
 Offer TwoGpus() {
   Offer offer;
-  offer.devices = {{.uuid = "GPU-AAAA-1",
-                    .name = "NVIDIA H200",
-                    .index = 0,
-                    .nvlink = {"GPU-AAAA-2"},
-                    .pci_address = "0000:17:00.0"},
-                   {.uuid = "GPU-AAAA-2", .name = "NVIDIA H200", .index = 1,
-                    .nvlink = {"GPU-AAAA-1"}}};
-  offer.gpus = {{.uuid = "GPU-AAAA-1", .units = 15, .tokens = 64, .bytes = 15 * kGiB + 512 * 1024 * 1024},
-                {.uuid = "GPU-AAAA-2", .units = 15, .tokens = 64, .bytes = 15 * kGiB}};
+  offer.devices = {
+      {.uuid = "GPU-AAAA-1",
+       .name = "NVIDIA H200",
+       .index = 0,
+       .nvlink = {"GPU-AAAA-2"},
+       .pci_address = "0000:17:00.0"},
+      {.uuid = "GPU-AAAA-2", .name = "NVIDIA H200", .index = 1, .nvlink = {"GPU-AAAA-1"}}};
+  offer.gpus = {
+      {.uuid = "GPU-AAAA-1", .units = 15, .tokens = 64, .bytes = 15 * kGiB + 512 * 1024 * 1024},
+      {.uuid = "GPU-AAAA-2", .units = 15, .tokens = 64, .bytes = 15 * kGiB}};
   offer.places["0000:17:00.0"] = {.root = "pci0000:16", .numa_node = 1};
   return offer;
 }
@@ -58,7 +59,8 @@ TEST(DevicesTest, AttributesSayWhereTheGpuIs) {
 // Three in a row: the ends do not reach each other, so no two of them are in a group of three.
 TEST(DevicesTest, ADomainIsAGroupOfWhichEachTwoHaveNvlink) {
   Offer offer = TwoGpus();
-  offer.devices.push_back({.uuid = "GPU-AAAA-3", .name = "x", .index = 2, .nvlink = {"GPU-AAAA-2"}});
+  offer.devices.push_back(
+      {.uuid = "GPU-AAAA-3", .name = "x", .index = 2, .nvlink = {"GPU-AAAA-2"}});
   offer.devices[1].nvlink.insert("GPU-AAAA-3");
   offer.gpus.push_back({.uuid = "GPU-AAAA-3", .bytes = kGiB});
   for (const Json& device : DevicesOf(offer)) {
@@ -71,8 +73,9 @@ TEST(DevicesTest, ASickOrDrainedGpuHasATaint) {
   offer.gpus[0].healthy = false;
   offer.gpus[1].drained = "fan";
   const Json devices = DevicesOf(offer);
-  EXPECT_EQ(devices[0]["taints"],
-            Json::parse(R"([{"key":"gpushm.io/health","value":"unhealthy","effect":"NoSchedule"}])"));
+  EXPECT_EQ(
+      devices[0]["taints"],
+      Json::parse(R"([{"key":"gpushm.io/health","value":"unhealthy","effect":"NoSchedule"}])"));
   EXPECT_EQ(devices[1]["taints"][0]["key"], "gpushm.io/drained");
 }
 

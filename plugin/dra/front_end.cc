@@ -212,9 +212,9 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
       return grpc::Status::OK;
     }
 
-    grpc::Status NotifyRegistrationStatus(
-        grpc::ServerContext*, const registration::RegistrationStatus* status,
-        registration::RegistrationStatusResponse*) override {
+    grpc::Status NotifyRegistrationStatus(grpc::ServerContext*,
+                                          const registration::RegistrationStatus* status,
+                                          registration::RegistrationStatusResponse*) override {
       running_->Registered(status->plugin_registered(), status->error());
       return grpc::Status::OK;
     }
@@ -225,10 +225,9 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
 
   void Registered(bool registered, const std::string& error) {
     if (registered) {
-      LogInfo("driver-registered", {{"driver", kDriverName}, {"socket", calls_door_.path()}});
+      LogInfo("driver-registered", {{"socket", calls_door_.path()}});
     } else {
-      LogError("driver-refused", {{"driver", kDriverName},
-                                  {"reason", Concat("the kubelet refused: ", Quote(error))}});
+      LogError("driver-refused", {{"reason", Concat("the kubelet refused: ", Quote(error))}});
     }
     const std::lock_guard lock(mutex_);
     state_.registered = registered;
@@ -253,8 +252,8 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
                                     "/resourceclaims/", ref.name);
     int64_t wait_ms = options_.times.backoff_ms;
     for (;;) {
-      const Deadline one = Deadline::AfterMs(
-          std::min<int64_t>(options_.times.request_ms, deadline.RemainingMs()));
+      const Deadline one =
+          Deadline::AfterMs(std::min<int64_t>(options_.times.request_ms, deadline.RemainingMs()));
       Result<std::string> text = client_.Call("GET", path, "", one);
       if (text) return text;
       const Code code = text.error().code();
@@ -262,9 +261,9 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
                           code == Code::kSystem || code == Code::kDenied;
       if (!passes || deadline.Passed() || given_up()) return text;
       std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, std::chrono::milliseconds(std::min<int64_t>(
-                                  wait_ms, deadline.RemainingMs())),
-                        [this] { return stopping_; });
+      changed_.wait_for(
+          lock, std::chrono::milliseconds(std::min<int64_t>(wait_ms, deadline.RemainingMs())),
+          [this] { return stopping_; });
       wait_ms = std::min(2 * wait_ms, kMaxBackoffMs);
     }
   }
@@ -365,7 +364,7 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
       state_.published = synced.has_value();
       state_.problem = problem;
       const bool unsupported = !synced && synced.error().code() == Code::kUnsupported;
-      const int64_t wait_ms = unsupported ? options_.times.unsupported_ms
+      const int64_t wait_ms = unsupported                            ? options_.times.unsupported_ms
                               : !synced || NowMs() < eager_until_ms_ ? options_.times.eager_ms
                                                                      : options_.times.slices_ms;
       changed_.wait_for(lock, std::chrono::milliseconds(wait_ms),

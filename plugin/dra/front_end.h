@@ -2,14 +2,17 @@
 // for the kubelet on two sockets, and the node's ResourceSlices.
 //
 // Invariants:
-//   1. No slice is written before the kubelet said that it uses the plugin. The scheduler binds pods
+//   1. No slice is written before the kubelet said that it uses the plugin. The scheduler binds
+//   pods
 //      within 50 ms of a slice, and a kubelet that does not know the driver yet refuses such a pod
 //      and tries again after more than a minute.
-//   2. Prepare answers with an error only if waiting does not help, or after prepare_ms. The kubelet
+//   2. Prepare answers with an error only if waiting does not help, or after prepare_ms. The
+//   kubelet
 //      repeats a failed call after more than a minute, and its own limit for a call is 45 s.
 //   3. A claim's answer is made from the API server's object each time, and is the same as long as
 //      the claim is prepared.
-//   4. What the kubelet or somebody else removed comes back: slices within slices_ms, sockets within
+//   4. What the kubelet or somebody else removed comes back: slices within slices_ms, sockets
+//   within
 //      look_ms.
 //
 // Threads: the public functions from any thread. Inside, one thread accepts connections, another
@@ -28,25 +31,25 @@
 namespace gpushm::plugin::dra {
 
 struct FrontEndState {
-  bool registered = false;   // The kubelet uses the plugin.
+  bool registered = false;  // The kubelet uses the plugin.
   uint64_t registrations = 0;
-  bool published = false;    // The slices are as the plugin wants them.
-  std::string problem;       // Why the slices are not; empty: none.
+  bool published = false;  // The slices are as the plugin wants them.
+  std::string problem;     // Why the slices are not; empty: none.
 };
 
 class FrontEnd {
  public:
   struct Times {
-    int64_t prepare_ms = 40'000;    // For a call, of the kubelet's 45 s.
+    int64_t prepare_ms = 40'000;  // For a call, of the kubelet's 45 s.
     int64_t unprepare_ms = 40'000;
-    int64_t request_ms = 10'000;    // For one request to the API server.
-    int64_t slices_ms = 10'000;     // Between two looks at the slices.
-    int64_t eager_ms = 1000;        // The same while the kubelet may still be deleting them,
-    int64_t eager_for_ms = 30'000;  // for that long after each registration.
+    int64_t request_ms = 10'000;      // For one request to the API server.
+    int64_t slices_ms = 10'000;       // Between two looks at the slices.
+    int64_t eager_ms = 1000;          // The same while the kubelet may still be deleting them,
+    int64_t eager_for_ms = 30'000;    // for that long after each registration.
     int64_t unsupported_ms = 60'000;  // The same if the API server cannot hold them.
-    int64_t look_ms = 1000;         // Between two looks at the sockets.
-    int64_t backoff_ms = 200;       // After a failed request for a claim; doubles up to 5 s.
-    int64_t stop_ms = 2000;         // For calls in progress when stopping.
+    int64_t look_ms = 1000;           // Between two looks at the sockets.
+    int64_t backoff_ms = 200;         // After a failed request for a claim; doubles up to 5 s.
+    int64_t stop_ms = 2000;           // For calls in progress when stopping.
   };
   struct Options {
     std::string node;

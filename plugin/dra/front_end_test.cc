@@ -210,8 +210,8 @@ TEST_F(FrontEndTest, ARemovedSocketComesBack) {
   std::filesystem::remove(folder_ / "registry/gpushm.io-reg.sock");
   std::filesystem::remove_all(folder_ / "plugins/gpushm.io");
   EXPECT_TRUE(kubelet_.GetInfo());
-  EXPECT_TRUE(WaitUntil(
-      [&] { return kubelet::SomeoneAccepts(folder_ / "plugins/gpushm.io/dra.sock"); }));
+  EXPECT_TRUE(
+      WaitUntil([&] { return kubelet::SomeoneAccepts(folder_ / "plugins/gpushm.io/dra.sock"); }));
 }
 
 // In an update the next plugin serves on the other names, and then the first one ends.

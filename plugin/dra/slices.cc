@@ -72,15 +72,18 @@ Result<Json> Slices::Ask(const std::string& method, const std::string& path, con
   if (!text) return std::unexpected(text.error());
   Json json = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (json.is_object()) return json;
-  return Fail(Code::kCorrupt, Concat(method, " ", path, ": the API server's answer is not a JSON "
-                                     "object: ", Quote(*text)));
+  return Fail(Code::kCorrupt, Concat(method, " ", path,
+                                     ": the API server's answer is not a JSON "
+                                     "object: ",
+                                     Quote(*text)));
 }
 
 // By name.
 Result<std::map<std::string, Json>> Slices::Mine(const Deadline& deadline) const {
-  const Result<Json> list = Ask("GET", Concat(kApi, "?fieldSelector=spec.driver%3D", kDriverName,
-                                              "%2Cspec.nodeName%3D", node_),
-                                Json(), deadline);
+  const Result<Json> list =
+      Ask("GET",
+          Concat(kApi, "?fieldSelector=spec.driver%3D", kDriverName, "%2Cspec.nodeName%3D", node_),
+          Json(), deadline);
   if (!list) return std::unexpected(list.error());
   std::map<std::string, Json> mine;
   for (const Json& slice : Field(*list, "items")) {

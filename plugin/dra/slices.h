@@ -22,9 +22,9 @@
 namespace gpushm::plugin::dra {
 
 // As ApiClient::Call.
-using CallApi = std::function<Result<std::string>(const std::string& method,
-                                                  const std::string& path, const std::string& body,
-                                                  const Deadline& deadline)>;
+using CallApi =
+    std::function<Result<std::string>(const std::string& method, const std::string& path,
+                                      const std::string& body, const Deadline& deadline)>;
 
 // The paths of what `wanted` has and `got` lacks, such as "spec.devices[0].taints". Values are not
 // compared.

@@ -26,7 +26,9 @@ Json Devices(size_t count, bool healthy = true) {
 
 class SlicesTest : public ::testing::Test {
  protected:
-  Result<bool> Sync(const Json& devices) { return slices_.Sync(devices, Deadline::AfterMs(10'000)); }
+  Result<bool> Sync(const Json& devices) {
+    return slices_.Sync(devices, Deadline::AfterMs(10'000));
+  }
 
   testing::ApiServer server_;
   const ApiClient client_{server_.Address()};
@@ -98,8 +100,8 @@ TEST_F(SlicesTest, AGateThatIsOffIsSaidAndNothingIsOffered) {
   const auto synced = Sync(Devices(2));
   ASSERT_FALSE(synced);
   EXPECT_EQ(synced.error().code(), Code::kUnsupported);
-  EXPECT_THAT(synced.error().ToString(), ::testing::AllOf(HasSubstr("DRAConsumableCapacity"),
-                                                          HasSubstr("Kubernetes 1.36")));
+  EXPECT_THAT(synced.error().ToString(),
+              ::testing::AllOf(HasSubstr("DRAConsumableCapacity"), HasSubstr("Kubernetes 1.36")));
   EXPECT_THAT(server_.Slices(), IsEmpty());
   server_.DropConsumableCapacity(false);
   ASSERT_TRUE(Sync(Devices(2)));

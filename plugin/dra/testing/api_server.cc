@@ -60,8 +60,8 @@ ApiServer::ApiServer() {
   WriteCertificate(tls);
   std::filesystem::copy_file(tls + "/tls.crt", credentials() + "/ca.crt");
   WriteToken("first");
-  server_ = std::make_unique<httplib::SSLServer>((tls + "/tls.crt").c_str(),
-                                                 (tls + "/tls.key").c_str());
+  server_ =
+      std::make_unique<httplib::SSLServer>((tls + "/tls.crt").c_str(), (tls + "/tls.key").c_str());
   Route();
   port_ = server_->bind_to_any_port("127.0.0.1");
   thread_ = std::thread([this] { server_->listen_after_bind(); });
@@ -107,14 +107,13 @@ void ApiServer::PutClaim(const std::string& name, const std::string& uid, const 
                 {"shareID", "share-" + request},
                 {"consumedCapacity", {{"memory", memory}, {"attach", "1"}}}};
   };
-  PutClaim(name, {{"metadata", {{"name", name}, {"namespace", "default"}, {"uid", uid}}},
-                  {"status",
-                   {{"reservedFor",
-                     Json::array({{{"resource", "pods"}, {"name", "pod-of-" + name}}})},
-                    {"allocation",
-                     {{"devices",
-                       {{"results",
-                         Json::array({result("broker", bytes), result("app", "0")})}}}}}}}});
+  PutClaim(name,
+           {{"metadata", {{"name", name}, {"namespace", "default"}, {"uid", uid}}},
+            {"status",
+             {{"reservedFor", Json::array({{{"resource", "pods"}, {"name", "pod-of-" + name}}})},
+              {"allocation",
+               {{"devices",
+                 {{"results", Json::array({result("broker", bytes), result("app", "0")})}}}}}}}});
 }
 
 void ApiServer::PutClaim(const std::string& name, const Json& claim) {

@@ -46,11 +46,11 @@ Result<PluginInfo> KubeletClient::GetInfo(int64_t timeout_ms) const {
   pluginregistration::PluginInfo info;
   const grpc::Status status = Registry(registry_folder_)->GetInfo(&context, {}, &info);
   if (!status.ok()) return std::unexpected(kubelet::FromGrpc(status, "GetInfo"));
-  return PluginInfo{.type = info.type(),
-                    .name = info.name(),
-                    .endpoint = info.endpoint(),
-                    .versions = {info.supported_versions().begin(),
-                                 info.supported_versions().end()}};
+  return PluginInfo{
+      .type = info.type(),
+      .name = info.name(),
+      .endpoint = info.endpoint(),
+      .versions = {info.supported_versions().begin(), info.supported_versions().end()}};
 }
 
 Result<void> KubeletClient::Notify(bool registered) const {
