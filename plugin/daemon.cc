@@ -128,10 +128,11 @@ void Daemon::HandOver() {
   if (!waits()) return;
   const Deadline deadline = Deadline::AfterMs(kHandOverMs);
   if (registration_) registration_->HandOver();
+  if (dra_) dra_->HandOver();
   allocator_->Close();  // From here on the node's files belong to the other plugin.
   locks_.serving.Reset();
   keeper_->HandOver(deadline, waits);
-  while (registration_ && waits() && !deadline.Passed()) {
+  while ((registration_ || dra_) && waits() && !deadline.Passed()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   }
   if (registration_) registration_->Drain(deadline);
@@ -154,6 +155,9 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
   if (daemon->locks_.standby && daemon->registration_) {
     daemon->registration_->WaitFor([](const kubelet::State& state) { return state.usable(); },
                                    Deadline::AfterMs(kRegisteredMs));
+  }
+  if (daemon->locks_.standby && daemon->dra_) {
+    daemon->dra_->WaitRegistered(Deadline::AfterMs(kRegisteredMs));
   }
   // The previous plugin may end now, and the next one may stand by.
   daemon->locks_.standby.Reset();

@@ -40,9 +40,14 @@ constexpr char kService[] = "v1.DRAPlugin";
 // In an update, two plugins serve for a moment. Each uses the names that are free.
 constexpr const char* kInstances[] = {"", "-2"};
 constexpr int64_t kMaxBackoffMs = 5000;
+constexpr int kMaxForwardedBytes = 4 << 20;
 
 std::string RegistrySocket(const std::string& folder, const std::string& instance) {
   return Concat(folder, "/", kDriverName, instance, "-reg.sock");
+}
+
+std::string CallsSocket(const std::string& folder, const std::string& instance) {
+  return Concat(folder, "/", kDriverName, "/dra", instance, ".sock");
 }
 
 // The text of an event of the pod.
@@ -98,14 +103,15 @@ class Door {
 
 class FrontEnd::Running final : public api::DRAPlugin::Service {
  public:
-  Running(Options options, const std::string& instance, Handler* handler)
+  Running(Options options, const std::string& instance, const std::string& other, Handler* handler)
       : options_(std::move(options)),
         handler_(handler),
         client_(options_.api),
         slices_(options_.node,
                 [this](const auto&... arguments) { return client_.Call(arguments...); }),
-        calls_door_(Concat(options_.plugins_folder, "/", kDriverName, "/dra", instance, ".sock")),
+        calls_door_(CallsSocket(options_.plugins_folder, instance)),
         registry_door_(RegistrySocket(options_.registry_folder, instance)),
+        other_calls_(CallsSocket(options_.plugins_folder, other)),
         registrar_(this),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     kubelet::RouteGrpcLog();
@@ -151,6 +157,17 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
     return state_;
   }
 
+  void HandOver() {
+    const std::lock_guard lock(mutex_);
+    handing_over_ = true;
+  }
+
+  bool WaitRegistered(const Deadline& deadline) const {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::nanoseconds(deadline.RemainingNs()),
+                             [this] { return state_.registrations > 0; });
+  }
+
   grpc::Status NodePrepareResources(grpc::ServerContext* call,
                                     const api::NodePrepareResourcesRequest* request,
                                     api::NodePrepareResourcesResponse* response) override {
@@ -173,6 +190,7 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
                                         {"reason", prepared.error().ToString()}});
       answer.Clear();
       answer.set_error(ErrorText(prepared.error()));
+      if (Forward(&api::DRAPlugin::Stub::NodePrepareResources, *request, deadline, response)) break;
     }
     return grpc::Status::OK;
   }
@@ -194,6 +212,9 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
                                           {"allocation", ref.uid},
                                           {"reason", done.error().ToString()}});
       answer.set_error(ErrorText(done.error()));
+      if (Forward(&api::DRAPlugin::Stub::NodeUnprepareResources, *request, deadline, response)) {
+        break;
+      }
     }
     return grpc::Status::OK;
   }
@@ -236,6 +257,26 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
     eager_until_ms_ = NowMs() + options_.times.eager_for_ms;
     soon_ = true;
     changed_.notify_all();
+  }
+
+  // Of a plugin that hands over: asks the next one instead, for all claims, because a repeated call
+  // changes nothing. False: it hands over to nobody, or that one does not answer.
+  template <typename Call, typename Request, typename Response>
+  bool Forward(Call call, const Request& request, const Deadline& deadline, Response* response) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!handing_over_) return false;
+    }
+    const auto next =
+        api::DRAPlugin::NewStub(kubelet::NewChannel(other_calls_, kMaxForwardedBytes));
+    grpc::ClientContext context;
+    context.set_wait_for_ready(true);  // It may listen in a moment.
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::nanoseconds(deadline.RemainingNs()));
+    Response answer;
+    if (!((*next).*call)(&context, request, &answer).ok()) return false;
+    response->Swap(&answer);
+    return true;
   }
 
   bool Stopping() const {
@@ -299,6 +340,12 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
     if (!text) return std::unexpected(text.error());
     const Result<AllocatedClaim> claim = ParseClaim(*text, ref, options_.node);
     if (!claim) return std::unexpected(claim.error());
+    {
+      // A call can come before the first offer.
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, std::chrono::nanoseconds(deadline.RemainingNs()),
+                        [this] { return stopping_ || !devices_.is_null(); });
+    }
     const Result<ClaimedGpus> gpus = ToGpus(*claim);
     if (!gpus) return std::unexpected(gpus.error());
     if (auto done = handler_->PrepareClaim(*gpus, deadline, given_up); !done) return done;
@@ -378,14 +425,16 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
   Slices slices_;  // Of the publisher's thread.
   Door calls_door_;
   Door registry_door_;
+  const std::string other_calls_;  // Of a plugin that serves beside this one.
   Registrar registrar_;
   UniqueFd wake_;
   std::unique_ptr<grpc::Server> calls_server_;
   std::unique_ptr<grpc::Server> registry_server_;
 
   mutable std::mutex mutex_;  // Guards all that follows but the threads.
-  std::condition_variable changed_;
+  mutable std::condition_variable changed_;
   bool stopping_ = false;
+  bool handing_over_ = false;
   bool soon_ = false;
   int64_t eager_until_ms_ = 0;
   nlohmann::json devices_;  // As DevicesOf; null before the first SetOffer.
@@ -413,16 +462,16 @@ Result<void> FrontEnd::CheckAlone(const std::string& registry_folder) {
 Result<std::unique_ptr<FrontEnd>> FrontEnd::Start(Options options, Handler* handler) {
   for (const char* const instance : kInstances) {
     const std::string registry = RegistrySocket(options.registry_folder, instance);
-    const std::string calls =
-        Concat(options.plugins_folder, "/", kDriverName, "/dra", instance, ".sock");
+    const std::string calls = CallsSocket(options.plugins_folder, instance);
     for (const std::string& path : {registry, calls}) {
       if (auto fits = ListeningSocket::CheckPath(path); !fits) {
         return std::unexpected(fits.error());
       }
     }
     if (kubelet::SomeoneAccepts(registry) || kubelet::SomeoneAccepts(calls)) continue;
+    const char* const other = kInstances[instance == kInstances[0] ? 1 : 0];
     return std::unique_ptr<FrontEnd>(
-        new FrontEnd(std::make_unique<Running>(std::move(options), instance, handler)));
+        new FrontEnd(std::make_unique<Running>(std::move(options), instance, other, handler)));
   }
   return Fail(Code::kAlreadyExists,
               Concat("two plugins with allocation: dra serve this node already, at ",
@@ -430,6 +479,10 @@ Result<std::unique_ptr<FrontEnd>> FrontEnd::Start(Options options, Handler* hand
               "run one plugin per node");
 }
 
+void FrontEnd::HandOver() { running_->HandOver(); }
+bool FrontEnd::WaitRegistered(const Deadline& deadline) const {
+  return running_->WaitRegistered(deadline);
+}
 void FrontEnd::SetOffer(const Offer& offer) { running_->SetOffer(offer); }
 FrontEndState FrontEnd::state() const { return running_->state(); }
 

@@ -70,6 +70,12 @@ class FrontEnd {
   // Removes the sockets; the slices stay, and the kubelet deletes them after 30 s.
   ~FrontEnd();
 
+  // From now on, calls that the Handler refuses go to the plugin with the other socket names, which
+  // takes over.
+  void HandOver();
+  // False: the kubelet has not said by the deadline that it uses the plugin.
+  bool WaitRegistered(const Deadline& deadline) const;
+
   // What the slices must say from now on. Returns before they do.
   void SetOffer(const Offer& offer);
   FrontEndState state() const;

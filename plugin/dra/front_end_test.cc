@@ -89,17 +89,20 @@ class FrontEndTest : public ::testing::Test {
                       .look_ms = 20,
                       .backoff_ms = 5}};
   }
-  void Start() {
-    auto started = FrontEnd::Start(Options(), &handler_);
-    ASSERT_TRUE(started) << started.error().ToString();
-    front_end_ = std::move(*started);
+  static Offer TwoGpus() {
     Offer offer;
     for (uint32_t i = 0; i < 2; ++i) {
       const std::string uuid = Concat("GPU-", i);
       offer.devices.push_back({.uuid = uuid, .name = "Simulated GPU", .index = i});
       offer.gpus.push_back({.uuid = uuid, .units = 15, .tokens = 8, .bytes = 15 * kGiB});
     }
-    front_end_->SetOffer(offer);
+    return offer;
+  }
+  void Start() {
+    auto started = FrontEnd::Start(Options(), &handler_);
+    ASSERT_TRUE(started) << started.error().ToString();
+    front_end_ = std::move(*started);
+    front_end_->SetOffer(TwoGpus());
   }
   void Register() {
     ASSERT_TRUE(kubelet_.GetInfo());
@@ -228,6 +231,27 @@ TEST_F(FrontEndTest, TwoServeSideBySide) {
   front_end_.reset();
   EXPECT_FALSE(std::filesystem::exists(folder_ / "registry/gpushm.io-reg.sock"));
   EXPECT_TRUE(std::filesystem::exists(folder_ / "registry/gpushm.io-2-reg.sock"));
+}
+
+// A call that reaches the first plugin after it has closed its book must not fail: the kubelet
+// would repeat it after more than a minute.
+TEST_F(FrontEndTest, ACallDuringAnUpdateReachesTheNextPlugin) {
+  server_.PutClaim("claim", kUid, "node0", "gpu-1", "10Gi");
+  ASSERT_TRUE(kubelet_.GetInfo());
+  handler_.error.emplace(Code::kUnavailable, "this plugin is shutting down");
+  EXPECT_FALSE(kubelet_.Prepare("claim", kUid)) << "it hands over to nobody yet";
+  front_end_->HandOver();
+  auto waits = std::async(std::launch::async, [&] { return kubelet_.Prepare("claim", kUid); });
+  FakeHandler next;
+  auto second = FrontEnd::Start(Options(), &next);
+  ASSERT_TRUE(second) << second.error().ToString();
+  (*second)->SetOffer(TwoGpus());
+  const auto devices = waits.get();
+  ASSERT_TRUE(devices) << devices.error().ToString();
+  EXPECT_EQ(devices->size(), 2U);
+  EXPECT_EQ(next.last.uid, kUid);
+  EXPECT_TRUE(kubelet_.Unprepare("claim", kUid));
+  EXPECT_THAT(next.unprepared, ElementsAre(kUid));
 }
 
 TEST_F(FrontEndTest, TheEndRemovesTheSocketsAndLeavesTheSlices) {
