@@ -63,7 +63,7 @@ bool WaitUntil(Check is_so, int64_t timeout_ms = 20'000) {
   const Deadline deadline = Deadline::AfterMs(timeout_ms);
   while (!is_so()) {
     if (deadline.Passed()) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // sleep: polls a condition until a deadline
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // sleep: polls
   }
   return true;
 }
