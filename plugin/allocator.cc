@@ -248,6 +248,82 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
   }
 }
 
+// One try. `lock` of mutex_ is held on return.
+Result<void> Allocator::TryPrepare(const ClaimedGpus& claim, const std::function<bool()>& given_up,
+                                   std::unique_lock<std::timed_mutex>* lock) {
+  if (!book_.HasClaim(claim.uid)) {
+    // Another plugin can start between two checks of Reconcile.
+    lock->unlock();
+    const auto pods = effects_->ListPods(Deadline::AfterMs(options_.list_timeout_ms));
+    const Result<void> looked =
+        pods ? effects_->LookAtOthers(*pods, Deadline::AfterMs(options_.list_timeout_ms))
+             : std::unexpected(pods.error());
+    lock->lock();
+    if (!looked) return looked;
+  }
+  if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
+  if (given_up()) {
+    return Fail(Code::kEnded, Concat("claim ", claim.uid,
+                                     " was unprepared meanwhile, or the "
+                                     "kubelet has given up this call"));
+  }
+  ApplyLinks();
+  ApplyClosed();
+  const Result<Binding> binding = book_.BindClaim(claim);
+  if (!binding) return std::unexpected(binding.error());
+  // Again for a known claim: somebody may have emptied a folder. If it fails, the claim stays in
+  // the book until the kubelet unprepares it, which it also does for a claim that failed.
+  return effects_->Publish(*binding);
+}
+
+Result<void> Allocator::PrepareClaim(const ClaimedGpus& claim, const Deadline& deadline,
+                                     const std::function<bool()>& given_up) {
+  std::unique_lock lock(mutex_);
+  ++preparing_[claim.uid].calls;
+  const auto preparing = preparing_.find(claim.uid);
+  const auto ended = [&, before = preparing->second.unprepares] {
+    return preparing->second.unprepares != before || given_up();
+  };
+  Result<void> done;
+  for (bool told = false;;) {
+    done = TryPrepare(claim, ended, &lock);
+    if (done) break;
+    const Code code = done.error().code();
+    const bool useless = code == Code::kInvalidArgument || code == Code::kUnsupported ||
+                         code == Code::kEnded || closed_;
+    if (useless || deadline.Passed()) break;
+    if (!std::exchange(told, true)) {
+      LogInfo("claim-waits", {{"allocation", claim.uid},
+                              {"pod", claim.pod.ToString()},
+                              {"reason", done.error().ToString()}});
+    }
+    changed_.wait_for(lock, kSettleStep);
+  }
+  if (--preparing->second.calls == 0) preparing_.erase(preparing);
+  return done;
+}
+
+Result<void> Allocator::UnprepareClaim(const std::string& uid, const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
+    ApplyLinks();
+    const Result<Binding> released = book_.ReleaseClaim(uid);
+    const bool unknown = !released && released.error().code() == Code::kNotFound;
+    if (released || unknown) {
+      if (const auto preparing = preparing_.find(uid); preparing != preparing_.end()) {
+        ++preparing->second.unprepares;
+      }
+      // Also of an unknown one: its spec may have been damaged.
+      effects_->RetractClaim(uid);
+      changed_.notify_all();
+      return {};
+    }
+    if (deadline.Passed()) return std::unexpected(released.error());
+    changed_.wait_for(lock, kSettleStep);
+  }
+}
+
 // The book needs no preference: any IDs are suitable.
 DeviceIds Allocator::Prefer(Resource, const DeviceIds& available, const DeviceIds& must_include,
                             size_t count) {

@@ -7,6 +7,9 @@
 //              chooses a GPU (book), and makes spec and link. Then it answers, and the container
 //              may start.
 //   Reconcile  Finds out whose end is proven; removes their spec, link and kept state.
+//   PrepareClaim, UnprepareClaim
+//              The same for a ResourceClaim, for which the scheduler has chosen the GPU and the
+//              kubelet proves the end (docs/design/dra.md).
 //
 // Invariants
 //   (1) No spec exists under an ID's name between its Allocate and its PreStart. The kubelet may
@@ -34,6 +37,7 @@
 #include "platform/base/status.h"
 #include "platform/daemon/worker.h"
 #include "plugin/binding/book.h"
+#include "plugin/dra/handler.h"
 #include "plugin/kubelet/handler.h"
 #include "plugin/kubelet/pod_resources.h"
 
@@ -58,6 +62,8 @@ class Effects {
   virtual Result<void> Publish(const Binding& binding) = 0;
   // Removes the spec, the link and the kept state of the allocation of that name.
   virtual void Retract(Resource resource, const std::string& name) = 0;
+  // The same for a claim.
+  virtual void RetractClaim(const std::string& uid) = 0;
 };
 
 struct AllocatorOptions {
@@ -77,7 +83,7 @@ struct AllocatorOptions {
   int64_t allocate_timeout_ms = 5000;
 };
 
-class Allocator final : public kubelet::Handler {
+class Allocator final : public kubelet::Handler, public dra::Handler {
  public:
   Allocator(AllocatorOptions options, Effects* effects);
 
@@ -102,6 +108,10 @@ class Allocator final : public kubelet::Handler {
   DeviceIds Prefer(Resource resource, const DeviceIds& available, const DeviceIds& must_include,
                    size_t count) override;
 
+  Result<void> PrepareClaim(const ClaimedGpus& claim, const Deadline& deadline,
+                            const std::function<bool()>& given_up) override;
+  Result<void> UnprepareClaim(const std::string& uid, const Deadline& deadline) override;
+
   // Reads the kubelet's list; must be called every few seconds, and sooner while WaitsForProof().
   // Returns what was released.
   Result<std::vector<Binding>> Reconcile(int64_t now_ms);
@@ -115,6 +125,8 @@ class Allocator final : public kubelet::Handler {
   uint32_t FreeUnits(const std::string& gpu) const;
 
  private:
+  Result<void> TryPrepare(const ClaimedGpus& claim, const std::function<bool()>& given_up,
+                          std::unique_lock<std::timed_mutex>* lock);
   Result<kubelet::PodList> ListWhenQuiet(const Deadline& deadline);
   // Needs mutex_.
   Result<kubelet::Grant> Admit(Resource resource, const DeviceIds& ids);
@@ -128,6 +140,13 @@ class Allocator final : public kubelet::Handler {
   std::condition_variable_any changed_;
   Book book_;
   std::vector<Gpu> gpus_;
+  // Claims for which calls wait here, by UID. A call during which the claim was unprepared must
+  // have no effect, because no other Unprepare will come.
+  struct Preparing {
+    int calls = 0;
+    uint64_t unprepares = 0;
+  };
+  std::map<std::string, Preparing> preparing_;
   std::atomic<bool> closed_ = false;
 
   std::mutex quiet_mutex_;  // Guards open_allocates_.

@@ -54,6 +54,7 @@ class FakeNode : public Effects {
     specs[CdiName(binding.resource, binding.name())] = binding.first_gpu();
     return {};
   }
+  void RetractClaim(const std::string& uid) override { specs.erase("memory=" + uid); }
   void Retract(Resource resource, const std::string& name) override {
     if (on_retract) on_retract();
     specs.erase(CdiName(resource, name));
@@ -291,6 +292,88 @@ TEST_F(AllocatorTest, NoListingBeginsWhileAnAllocateIsOpen) {
   allocate.join();
   list.join();
   EXPECT_EQ(node.lists, 1);
+}
+
+// ---- dynamic resource allocation
+
+ClaimedGpus ClaimOf(const std::string& uid, uint64_t units) {
+  return {.uid = uid, .pod = {"default", "pod"}, .gpus = {"GPU-a"}, .bytes = units * kGiB};
+}
+
+bool Never() { return false; }
+
+TEST_F(AllocatorTest, AClaimIsPreparedOnceHoweverOften) {
+  std::vector<std::future<Result<void>>> calls;
+  for (int i = 0; i < 4; ++i) {
+    calls.push_back(std::async(std::launch::async, [&] {
+      return allocator_->PrepareClaim(ClaimOf("one", 6), Deadline::AfterMs(20'000), Never);
+    }));
+  }
+  for (auto& call : calls) EXPECT_TRUE(call.get());
+  EXPECT_THAT(node_.specs, ElementsAre(testing::Pair("memory=one", "GPU-a")));
+  EXPECT_EQ(allocator_->FreeUnits("GPU-a"), 4U);
+  EXPECT_TRUE(allocator_->UnprepareClaim("one", Deadline::AfterMs(0)));
+  EXPECT_THAT(node_.specs, IsEmpty());
+  EXPECT_TRUE(allocator_->UnprepareClaim("one", Deadline::AfterMs(0))) << "unknown is a success";
+}
+
+// The memory of a pod that was deleted by force is still in use.
+TEST_F(AllocatorTest, APrepareWaitsForTheFormerPod) {
+  ASSERT_TRUE(allocator_->PrepareClaim(ClaimOf("one", 6), Deadline::AfterMs(0), Never));
+  EXPECT_EQ(allocator_->PrepareClaim(ClaimOf("two", 6), Deadline::AfterMs(0), Never).error().code(),
+            Code::kExhausted);
+  std::promise<void> waits;
+  std::atomic<bool> told = false;
+  auto second = std::async(std::launch::async, [&] {
+    return allocator_->PrepareClaim(ClaimOf("two", 6), Deadline::AfterMs(20'000), [&] {
+      if (!told.exchange(true)) waits.set_value();
+      return false;
+    });
+  });
+  waits.get_future().wait();
+  ASSERT_TRUE(allocator_->UnprepareClaim("one", Deadline::AfterMs(0)));
+  EXPECT_TRUE(second.get());
+}
+
+// Goal: a Prepare that still waits when its pod is gone leaves nothing, because no other Unprepare
+// comes.
+TEST_F(AllocatorTest, AnUnprepareEndsAPrepareThatWaits) {
+  ASSERT_TRUE(allocator_->PrepareClaim(ClaimOf("one", 6), Deadline::AfterMs(0), Never));
+  std::promise<void> waits;
+  std::atomic<bool> told = false;
+  auto second = std::async(std::launch::async, [&] {
+    return allocator_->PrepareClaim(ClaimOf("two", 6), Deadline::AfterMs(20'000), [&] {
+      if (!told.exchange(true)) waits.set_value();
+      return false;
+    });
+  });
+  waits.get_future().wait();
+  ASSERT_TRUE(allocator_->UnprepareClaim("two", Deadline::AfterMs(0)));
+  const auto ended = second.get();
+  ASSERT_FALSE(ended);
+  EXPECT_EQ(ended.error().code(), Code::kEnded);
+  ASSERT_TRUE(allocator_->UnprepareClaim("one", Deadline::AfterMs(0)));
+  EXPECT_THAT(allocator_->bindings(), IsEmpty());
+}
+
+TEST_F(AllocatorTest, AnUnprepareWaitsForTheBroker) {
+  ASSERT_TRUE(allocator_->PrepareClaim(ClaimOf("one", 6), Deadline::AfterMs(0), Never));
+  allocator_->NoteLink("one", true);
+  EXPECT_EQ(allocator_->UnprepareClaim("one", Deadline::AfterMs(0)).error().code(), Code::kBusy);
+  EXPECT_THAT(node_.specs, ElementsAre(testing::Pair("memory=one", "GPU-a")));
+  auto released = std::async(std::launch::async, [&] {
+    return allocator_->UnprepareClaim("one", Deadline::AfterMs(20'000));
+  });
+  allocator_->NoteLink("one", false);
+  EXPECT_TRUE(released.get());
+}
+
+TEST_F(AllocatorTest, AClaimThatCannotBePublishedStaysCounted) {
+  node_.publish_error.emplace(Code::kSystem, "the disk is full");
+  EXPECT_FALSE(allocator_->PrepareClaim(ClaimOf("one", 6), Deadline::AfterMs(0), Never));
+  EXPECT_EQ(allocator_->FreeUnits("GPU-a"), 4U);
+  node_.publish_error.reset();
+  EXPECT_TRUE(allocator_->PrepareClaim(ClaimOf("one", 6), Deadline::AfterMs(0), Never));
 }
 
 }  // namespace

@@ -66,12 +66,15 @@ void TellMissing(const Advertisement& advertisement) {
   }
 }
 
-Result<Advertisement> ReadGpus(const NvmlApi& nvml, const Rules& rules) {
+Result<Advertisement> ReadGpus(const NvmlApi& nvml, const PluginConfig& config) {
   std::vector<std::string> unread;
   const Result<std::vector<Device>> devices = ReadDevices(nvml, &unread);
   if (!devices) return std::unexpected(devices.error());
   for (const std::string& reason : unread) LogError("gpu-not-read", {{"reason", reason}});
-  return Advertise(*devices, rules);
+  Result<Advertisement> advertisement = Advertise(*devices, config.rules);
+  // The kubelet is told of no extended resources then.
+  if (advertisement && config.allocation == Allocation::kDra) advertisement->ids = {};
+  return advertisement;
 }
 
 }  // namespace
@@ -82,13 +85,16 @@ Daemon::Daemon(EventLoop* loop, DaemonOptions options)
 Daemon::~Daemon() {
   HandOver();
   if (registration_) registration_->Stop();
+  std::unique_ptr<dra::FrontEnd> front_end;
   std::unique_ptr<Monitoring> monitoring;
   {
     // Health and the reconciler may still report devices; after this there is nothing to report
     // them to.
     const std::lock_guard lock(tell_mutex_);
     monitoring = std::move(monitoring_);
+    front_end = std::move(dra_);
   }
+  front_end.reset();  // Calls in progress use the allocator.
   if (loop_ != nullptr) {
     loop_->Cancel(reconcile_timer_);
     if (drained_watch_) loop_->Unwatch(drained_watch_->fd());
@@ -122,10 +128,11 @@ void Daemon::HandOver() {
   if (!waits()) return;
   const Deadline deadline = Deadline::AfterMs(kHandOverMs);
   if (registration_) registration_->HandOver();
+  if (dra_) dra_->HandOver();
   allocator_->Close();  // From here on the node's files belong to the other plugin.
   locks_.serving.Reset();
   keeper_->HandOver(deadline, waits);
-  while (registration_ && waits() && !deadline.Passed()) {
+  while ((registration_ || dra_) && waits() && !deadline.Passed()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   }
   if (registration_) registration_->Drain(deadline);
@@ -148,6 +155,9 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
   if (daemon->locks_.standby && daemon->registration_) {
     daemon->registration_->WaitFor([](const kubelet::State& state) { return state.usable(); },
                                    Deadline::AfterMs(kRegisteredMs));
+  }
+  if (daemon->locks_.standby && daemon->dra_) {
+    daemon->dra_->WaitRegistered(Deadline::AfterMs(kRegisteredMs));
   }
   // The previous plugin may end now, and the next one may stand by.
   daemon->locks_.standby.Reset();
@@ -183,7 +193,11 @@ Result<void> Daemon::LockState() {
     locks_.serving = std::move(*locked);
   }
   if (options_.config.kubelet == KubeletMode::kNone || locks_.standby) return {};
-  // A plugin with another state folder: check before changing anything that both would share.
+  // A plugin with another state folder: check before changing anything that both would share. It
+  // may also have the other front end.
+  if (auto alone = dra::FrontEnd::CheckAlone(options_.config.plugins_registry_folder); !alone) {
+    return alone;
+  }
   return kubelet::Registration::CheckAlone({.folder = options_.config.kubelet_folder});
 }
 
@@ -207,7 +221,7 @@ Result<void> Daemon::ReadNode() {
       options_.driver_folder.empty() ? driver_->library_folder : options_.driver_folder);
   if (!nvml) return std::unexpected(nvml.error());
   nvml_ = *nvml;
-  Result<Advertisement> advertisement = ReadGpus(*nvml_, config.rules);
+  Result<Advertisement> advertisement = ReadGpus(*nvml_, config);
   if (!advertisement) return std::unexpected(advertisement.error());
   advertisement_ = std::move(*advertisement);
   TellMissing(advertisement_);
@@ -342,7 +356,9 @@ Result<void> Daemon::StartMonitoring() {
                 {"for the plugin links", [keeper = keeper_.get()] { return keeper->BusyMs(); }}},
       .unit_bytes = options_.config.rules.unit_bytes,
       .node_name = options_.node_name};
-  if (options_.config.kubelet != KubeletMode::kNone) {
+  if (UsesDra()) {
+    parts.not_ready = [this] { return DraNotReady(); };
+  } else if (options_.config.kubelet != KubeletMode::kNone) {
     parts.registration = [this] {
       const kubelet::Registration* const registration = shown_registration_;
       if (registration != nullptr) return registration->state();
@@ -420,6 +436,14 @@ void Daemon::TellDevices() {
     told[resource] = unhealthy.size();
     if (registration_) registration_->SetDevices(resource, Listed(ids, unhealthy));
   }
+  if (dra_) {
+    dra::Offer offer{.devices = advertisement_.devices, .gpus = allocator_->gpus(), .places = {}};
+    for (const Device& device : offer.devices) {
+      if (device.pci_address.empty()) continue;
+      offer.places[device.pci_address] = dra::ReadPciPlace(device.pci_address);
+    }
+    dra_->SetOffer(offer);
+  }
   if (!monitoring_) return;
   Advertisement shown = advertisement_;
   shown.gpus = allocator_->gpus();
@@ -439,9 +463,41 @@ Result<void> Daemon::Serve() {
       LogWarning("not-listed", {{"reason", looked.error().ToString()}});
     }
   }
-  if (auto registered = Register(); !registered) return registered;
+  if (auto registered = UsesDra() ? StartDra() : Register(); !registered) return registered;
   ReconcileSoon(takes_over ? kAfterTakeOverMs : 0);
   return {};
+}
+
+Result<void> Daemon::StartDra() {
+  const PluginConfig& config = options_.config;
+  if (options_.node_name.empty()) {
+    return Fail(Code::kInvalidArgument,
+                "allocation: dra needs the node's name, but NODE_NAME is not set",
+                "set the environment variable NODE_NAME to the pod's spec.nodeName, as the chart "
+                "does");
+  }
+  Result<dra::ApiAddress> api = dra::FindApi(config.api_server, config.api_credentials);
+  if (!api) return std::unexpected(api.error());
+  Result<std::unique_ptr<dra::FrontEnd>> front_end =
+      dra::FrontEnd::Start({.node = options_.node_name,
+                            .registry_folder = config.plugins_registry_folder,
+                            .plugins_folder = config.plugins_folder,
+                            .api = std::move(*api)},
+                           &*allocator_);
+  if (!front_end) return std::unexpected(front_end.error());
+  {
+    const std::lock_guard lock(tell_mutex_);
+    dra_ = std::move(*front_end);
+  }
+  TellDevices();
+  return {};
+}
+
+std::string Daemon::DraNotReady() {
+  const std::lock_guard lock(tell_mutex_);
+  const dra::FrontEndState state = dra_ ? dra_->state() : dra::FrontEndState{};
+  if (state.registered) return state.problem;
+  return "the kubelet has not registered the driver for dynamic resource allocation";
 }
 
 // Why this plugin deliberately does not register: somebody else hands out GPUs of this node, and
@@ -552,7 +608,7 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
       if (released && shown_registration_ != nullptr) CheckBelieved();
       loop_->Post([this] {
         reconciling_ = false;
-        if (!registration_ && Withheld().empty()) {
+        if (!UsesDra() && !registration_ && Withheld().empty()) {
           if (auto registered = Register(); !registered) {
             LogError("not-registered", {{"reason", registered.error().ToString()}});
           }
@@ -598,7 +654,7 @@ void Daemon::TakeConfig(TakenOver taken) {
 void Daemon::OfferGpus(const PluginConfig& config, std::function<void()> then) {
   gpu_reader_.Run([this, loop = loop_, nvml = nvml_, config, then = std::move(then)] {
     // The read may outlive this object (see the destructor). The loop runs nothing after that.
-    loop->Post([this, config, then, read = ReadGpus(*nvml, config.rules)] {
+    loop->Post([this, config, then, read = ReadGpus(*nvml, config)] {
       if (!read) return RefuseConfig(read.error());
       node_->SetDevices(read->on_node);
       allocator_->SetGpus(read->gpus);

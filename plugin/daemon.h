@@ -29,6 +29,7 @@
 #include "plugin/cdi/spec_store.h"
 #include "plugin/config/config_watch.h"
 #include "plugin/config/plugin_config.h"
+#include "plugin/dra/front_end.h"
 #include "plugin/inventory/health.h"
 #include "plugin/inventory/inventory.h"
 #include "plugin/keeper/keeper.h"
@@ -103,6 +104,9 @@ class Daemon {
   void OnHealth(const HealthChange& change);
   std::string Withheld() const;
   Result<void> Register();
+  bool UsesDra() const { return options_.config.allocation == Allocation::kDra; }
+  Result<void> StartDra();
+  std::string DraNotReady();
   void ReconcileSoon(int64_t wait_ms);
   bool HasHealthy(Resource resource);
   void CheckBelieved();
@@ -123,9 +127,10 @@ class Daemon {
   std::optional<TakenBook> taken_;
   std::optional<Node> node_;
   std::unique_ptr<Keeper> keeper_;
-  // Guards advertisement_, registration_ and monitoring_ for reports from other threads.
+  // Guards advertisement_, registration_, dra_ and monitoring_ for reports from other threads.
   std::mutex tell_mutex_;
-  std::unique_ptr<kubelet::Registration> registration_;
+  std::unique_ptr<kubelet::Registration> registration_;  // Of allocation: device-plugin.
+  std::unique_ptr<dra::FrontEnd> dra_;                   // Of allocation: dra.
   // The same pointer, for readers that must not wait for the mutex.
   std::atomic<const kubelet::Registration*> shown_registration_ = nullptr;
   std::optional<HealthMonitor> health_;

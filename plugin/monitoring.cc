@@ -99,7 +99,8 @@ Result<void> Monitoring::Serve(const MonitoringConfig& config) {
         ServeProbes(config.probes_address,
                     {.loops = parts_.loops,
                      .since_look_ms = [health = parts_.health] { return health->SinceLookMs(); },
-                     .registration = parts_.registration});
+                     .registration = parts_.registration,
+                     .not_ready = parts_.not_ready});
     if (!server) return std::unexpected(server.error().WithContext("probes.address"));
     probes_ = std::move(*server);
     LogInfo("probes-served", {{"address", config.probes_address}, {"port", probes_->port()}});

@@ -36,6 +36,7 @@ class Monitoring {
     const Counters* counters = nullptr;
     // As kubelet::Registration; empty: there is no kubelet.
     std::function<kubelet::State()> registration;
+    std::function<std::string()> not_ready = {};  // As in ProbeSources.
     // The threads whose progress /healthz reports.
     std::vector<WatchedLoop> loops;
     uint64_t unit_bytes = 0;

@@ -7,6 +7,7 @@
 #include "contract/status/drained.h"
 #include "platform/base/clock.h"
 #include "platform/daemon/log.h"
+#include "plugin/dra/claim.h"
 
 namespace gpushm::plugin {
 namespace {
@@ -50,6 +51,7 @@ Result<void> Node::LookAtOthers(const kubelet::PodList& pods, const Deadline& de
   kubelet::OtherDevices others = std::move(allocatable->others);
   // A plugin that has ended advertises nothing, but its pods keep what they have.
   for (const auto& [resource, ids] : pods.others) others[resource].insert(ids.begin(), ids.end());
+  others.erase(dra::kDriverName);  // The plugin's own claims.
   const bool dra = others.erase(kDraDriver) > 0 || DraDriverServes(parts_.plugins_registry_folder);
   const std::lock_guard lock(mutex_);
   std::vector<Device> devices;
@@ -115,13 +117,11 @@ Result<Edits> Node::EditsOf(const Binding& binding) const {
 Result<void> Node::Publish(const Binding& binding) {
   const Result<Subject> subject = SubjectOf(binding);
   if (!subject) return std::unexpected(subject.error());
-  const Result<Edits> edits = BindingEdits(driver_, subject->devices, subject->role, subject->own);
-  if (!edits) return std::unexpected(edits.error());
   if (binding.resource == Resource::kMemory) {
     const Result<std::string> folder = parts_.files->MakeLinkFolder(binding.name());
     if (!folder) return std::unexpected(folder.error());
     const LinkGrant grant{.gpus = binding.gpus,
-                          .pool_bytes = binding.UnitsOfEach() * unit_bytes_,
+                          .pool_bytes = binding.BytesOfEach(unit_bytes_),
                           .pod = binding.owner.pod.ToString()};
     if (auto opened = parts_.keeper->Open(binding.name(), grant); !opened) return opened;
   }
@@ -129,9 +129,21 @@ Result<void> Node::Publish(const Binding& binding) {
     const Result<bool> shared = parts_.specs->WriteShared(shared_);
     if (!shared) return std::unexpected(shared.error());
   }
-  const Result<bool> written = parts_.specs->Write(binding, *edits);
+  const Result<bool> written = WriteSpec(binding, *subject);
   if (!written) return std::unexpected(written.error());
   return {};
+}
+
+Result<bool> Node::WriteSpec(const Binding& binding, const Subject& subject) {
+  const Result<Edits> edits = BindingEdits(driver_, subject.devices, subject.role, subject.own);
+  if (!edits) return std::unexpected(edits.error());
+  if (!binding.IsClaim()) return parts_.specs->Write(binding, *edits);
+  OwnFiles without_link = subject.own;
+  without_link.link_folder.clear();
+  const Result<Edits> app =
+      BindingEdits(driver_, subject.devices, ContainerRole::kApplication, without_link);
+  if (!app) return std::unexpected(app.error());
+  return parts_.specs->WriteClaim(binding, *edits, *app);
 }
 
 // Logs and leaves what it cannot remove: the next Publish under that name replaces it.
@@ -140,7 +152,17 @@ void Node::Retract(Resource resource, const std::string& name) {
   if (!removed) {
     LogError("not-removed", {{"allocation", name}, {"reason", removed.error().ToString()}});
   }
-  if (resource != Resource::kMemory) return;
+  if (resource == Resource::kMemory) CloseLink(name);
+}
+
+void Node::RetractClaim(const std::string& uid) {
+  const auto removed = parts_.specs->RemoveClaim(uid);
+  if (!removed)
+    LogError("not-removed", {{"allocation", uid}, {"reason", removed.error().ToString()}});
+  CloseLink(uid);
+}
+
+void Node::CloseLink(const std::string& name) {
   parts_.keeper->Close(name);
   const auto folder = parts_.files->RemoveLinkFolder(name);
   if (!folder)

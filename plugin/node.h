@@ -53,6 +53,7 @@ class Node final : public Effects {
   Result<Edits> EditsOf(const Binding& binding) const override;
   Result<void> Publish(const Binding& binding) override;
   void Retract(Resource resource, const std::string& name) override;
+  void RetractClaim(const std::string& uid) override;
 
  private:
   struct Subject {
@@ -61,6 +62,8 @@ class Node final : public Effects {
     OwnFiles own;
   };
   Result<Subject> SubjectOf(const Binding& binding) const;
+  Result<bool> WriteSpec(const Binding& binding, const Subject& subject);
+  void CloseLink(const std::string& name);
 
   const Parts parts_;
   const DriverFiles driver_;

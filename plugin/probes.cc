@@ -47,6 +47,9 @@ http::Answer Ready(const ProbeSources& sources) {
                        " is not registered with the kubelet: ", state.Of(resource).last_error));
     }
   }
+  if (sources.not_ready) {
+    if (const std::string why = sources.not_ready(); !why.empty()) return No(why);
+  }
   return {.body = "ok\n", .headers = {}};
 }
 

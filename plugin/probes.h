@@ -39,6 +39,8 @@ struct ProbeSources {
   std::vector<WatchedLoop> loops;
   std::function<int64_t()> since_look_ms;        // As HealthMonitor::SinceLookMs.
   std::function<kubelet::State()> registration;  // Empty: there is no kubelet.
+  // Why another front end does not serve the kubelet yet; it returns an empty text if it does.
+  std::function<std::string()> not_ready = {};
 };
 
 http::Answer Live(const ProbeSources& sources);

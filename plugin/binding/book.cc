@@ -431,6 +431,82 @@ std::unexpected<Status> Book::NoSet(const Need& need) const {
   return Fail(Code::kExhausted, Concat(needs, "; the nearest set is ", nearest), remedy);
 }
 
+Result<Binding> Book::BindClaim(const ClaimedGpus& claim) {
+  const std::string who = Concat("claim ", claim.uid, " of pod ", claim.pod.ToString());
+  const auto known = FindClaim(claim.uid);
+  if (known != entries_.end()) {
+    const Binding& binding = known->binding;
+    if (binding.gpus == claim.gpus && binding.claim_bytes == claim.bytes) return binding;
+    return Fail(Code::kInvalidArgument,
+                Concat(who, " was prepared with ", binding.claim_bytes, " bytes on ",
+                       binding.GpuList(), ", but is now allocated otherwise"),
+                "delete its pods; the claim is then allocated and prepared anew");
+  }
+  if (claim.uid.empty() || claim.gpus.empty() || claim.gpus.size() > limits::kPodGpus ||
+      claim.bytes == 0) {
+    return Fail(Code::kInvalidArgument,
+                Concat(who, " has ", claim.bytes, " bytes on each of ", claim.gpus.size(),
+                       " GPUs; it needs memory, on 1 to ", limits::kPodGpus, " GPUs"),
+                "ask for memory in the request named broker, such as capacity: {requests: "
+                "{memory: 8Gi}}");
+  }
+  for (const std::string& uuid : claim.gpus) {
+    const Gpu* const gpu = FindGpu(uuid);
+    if (std::ranges::count(claim.gpus, uuid) > 1 ||
+        (gpu != nullptr && gpu->instance && claim.gpus.size() > 1)) {
+      return Fail(
+          Code::kInvalidArgument,
+          Concat(who, " has GPU ", uuid,
+                 gpu != nullptr && gpu->instance
+                     ? " and another one; a MIG instance cannot be used together with others"
+                     : " twice"),
+          "tie the requests of brokers by distinctAttribute: gpushm.io/uuid, and select "
+          "whole GPUs");
+    }
+    if (auto healthy = CheckHealth(uuid); !healthy) {
+      return std::unexpected(healthy.error().WithContext(who));
+    }
+    const Need need{.who = who, .name_space = claim.pod.name_space};
+    if (auto obstacle = ObstacleOn(*gpu, need)) {
+      return Fail(Code::kExhausted, Concat(who, ": ", obstacle->reason), obstacle->remedy);
+    }
+    if (const uint64_t free = FreeBytes(uuid); free < claim.bytes) {
+      return Fail(Code::kExhausted,
+                  Concat(who, " needs ", claim.bytes, " bytes of GPU ", uuid, ", which has ", free,
+                         " free: another pod there has not ended yet"),
+                  "the pod starts when that pod has ended");
+    }
+  }
+  entries_.push_back({.binding = {.resource = Resource::kMemory,
+                                  .ids = {claim.uid},
+                                  .gpus = claim.gpus,
+                                  .owner = {.pod = claim.pod, .container = {}},
+                                  .claim_bytes = claim.bytes}});
+  return entries_.back().binding;
+}
+
+std::vector<Book::Entry>::const_iterator Book::FindClaim(const std::string& uid) const {
+  return std::ranges::find_if(entries_, [&uid](const Entry& entry) {
+    return entry.binding.IsClaim() && entry.binding.name() == uid;
+  });
+}
+
+Result<Binding> Book::ReleaseClaim(const std::string& uid) {
+  const auto found = FindClaim(uid);
+  if (found == entries_.end()) {
+    return Fail(Code::kNotFound, Concat("claim ", uid, " is not prepared on this node"));
+  }
+  if (found->link_open) {
+    return Fail(Code::kBusy,
+                Concat("claim ", uid, " of pod ", found->binding.owner.pod.ToString(),
+                       " has a broker that is still running"),
+                "the claim is released when that process has ended");
+  }
+  Binding binding = found->binding;
+  entries_.erase(found);
+  return binding;
+}
+
 void Book::NoteLink(const std::string& name, bool open) {
   for (Entry& entry : entries_) {
     const Binding& binding = entry.binding;
@@ -442,6 +518,7 @@ std::vector<Binding> Book::Observe(const Snapshot& now, int64_t now_ms) {
   std::vector<Binding> released;
   for (Entry& entry : entries_) {
     const Binding& binding = entry.binding;
+    if (binding.IsClaim()) continue;  // Invariant 8.
     // Without an owner it was allocated early and has not started.
     const bool owned = !binding.owner.container.empty();
     const bool listed = !entry.superseded &&
@@ -497,7 +574,7 @@ DeviceIds Book::Unhealthy(Resource resource, const DeviceIds& all) const {
   for (const Entry& entry : entries_) {
     const Binding& binding = entry.binding;
     if (!binding.exclusive.empty()) alone.insert(binding.gpus.begin(), binding.gpus.end());
-    if (binding.resource != resource) continue;
+    if (binding.resource != resource || binding.IsClaim()) continue;
     ForEachPart(binding.ids, binding.gpus, [&](const std::string& id, const std::string& gpu) {
       (CheckHealth(gpu) ? bound_elsewhere : sick).insert(id);
       ++bound[gpu];
@@ -552,12 +629,20 @@ std::vector<Binding> Book::bindings() const {
 uint32_t Book::FreeUnits(const std::string& gpu) const {
   const Gpu* const found = FindGpu(gpu);
   if (found == nullptr) return 0;
-  size_t used = 0;
+  return static_cast<uint32_t>(std::min<uint64_t>(found->units, FreeBytes(gpu) / unit_bytes_));
+}
+
+uint64_t Book::FreeBytes(const std::string& gpu) const {
+  const Gpu* const found = FindGpu(gpu);
+  if (found == nullptr) return 0;
+  uint64_t used = 0;
   for (const Entry& entry : entries_) {
     const Binding& binding = entry.binding;
-    if (binding.resource == Resource::kMemory && binding.Has(gpu)) used += binding.UnitsOfEach();
+    if (binding.resource != Resource::kMemory || !binding.Has(gpu)) continue;
+    used += binding.BytesOfEach(unit_bytes_);
   }
-  return used >= found->units ? 0 : found->units - static_cast<uint32_t>(used);
+  const uint64_t all = std::max(found->bytes, found->units * unit_bytes_);
+  return used >= all ? 0 : all - used;
 }
 
 const Gpu* Book::FindGpu(const std::string& uuid) const {

@@ -23,6 +23,8 @@
 //   (7) A binding of several GPUs has no MIG instance, because CUDA uses only one in a process. If
 //       it asked for NVLink, each two of its GPUs have it. If it did not, but GPUs with it have
 //       room, it has such ones.
+//   (8) The binding of a ResourceClaim has the GPUs that the scheduler chose, and leaves the book
+//       only in ReleaseClaim. It counts in (1) with its bytes.
 #pragma once
 
 #include <algorithm>
@@ -48,6 +50,8 @@ struct Gpu {
   std::string taken_by = {};
   std::string drained = {};  // Why an operator took it out of service, with the same effect.
   bool instance = false;     // It is a MIG instance.
+  // The same memory as `units`, but not rounded to units; 0: units only. Claims count in bytes.
+  uint64_t bytes = 0;
   std::set<std::string> nvlink = {};  // UUIDs of GPUs that it reaches over NVLink.
   bool closed() const { return !taken_by.empty() || !drained.empty(); }
 };
@@ -69,6 +73,10 @@ struct Binding {
   Owner owner;
   // Of memory: the container's IDs of kExclusive. If it has any, no other pod gets the GPU.
   DeviceIds exclusive = {};
+  // Of a ResourceClaim: the bytes that each GPU gives. Then `ids` holds only the claim's UID, and
+  // the owner has no container. 0: a device plugin's binding, which counts in units.
+  uint64_t claim_bytes = 0;
+  bool IsClaim() const { return claim_bytes != 0; }
   const std::string& name() const { return *ids.begin(); }
   const std::string& first_gpu() const { return gpus.front(); }
   bool Has(const std::string& gpu) const {
@@ -76,9 +84,19 @@ struct Binding {
   }
   // Its GPUs, separated by commas.
   std::string GpuList() const;
-  // Of memory: how many of its IDs each GPU gives.
-  size_t UnitsOfEach() const { return ids.size() / gpus.size(); }
+  // Of memory: how many bytes each GPU gives.
+  uint64_t BytesOfEach(uint64_t unit_bytes) const {
+    return IsClaim() ? claim_bytes : ids.size() / gpus.size() * unit_bytes;
+  }
   friend bool operator==(const Binding&, const Binding&) = default;
+};
+
+// What the scheduler gave to a ResourceClaim on this node (docs/design/dra.md).
+struct ClaimedGpus {
+  std::string uid;
+  Pod pod;                        // The first one that the claim is reserved for.
+  std::vector<std::string> gpus;  // UUIDs, in the order of their numbers.
+  uint64_t bytes = 0;             // On each GPU; at least one.
 };
 
 // A snapshot of the book for display.
@@ -135,6 +153,18 @@ class Book {
 
   // ----
 
+  // ---- dynamic resource allocation: the scheduler has chosen, and the book verifies.
+
+  // Returns the same binding again for a UID that it knows. kExhausted: a GPU has no room yet, for
+  // example because a pod that was deleted by force still ends, or it takes no new pod.
+  // kDeviceLost: a GPU is unhealthy or gone. kInvalidArgument: the claim can never be bound.
+  Result<Binding> BindClaim(const ClaimedGpus& claim);
+  bool HasClaim(const std::string& uid) const { return FindClaim(uid) != entries_.end(); }
+  // Removes the binding and returns it. kNotFound: there is none. kBusy: its broker still runs.
+  Result<Binding> ReleaseClaim(const std::string& uid);
+
+  // ----
+
   // Whether the broker of the memory allocation of that name is connected.
   void NoteLink(const std::string& name, bool open);
 
@@ -160,6 +190,7 @@ class Book {
   // display only; one listing proves nothing.
   std::set<std::string> Unlisted() const;
   uint32_t FreeUnits(const std::string& gpu) const;
+  uint64_t FreeBytes(const std::string& gpu) const;
 
  private:
   struct Entry {
@@ -195,6 +226,7 @@ class Book {
   std::optional<Obstacle> ObstacleOn(const Gpu& gpu, const Need& need) const;
   DeviceIds UnhealthyExclusive(const DeviceIds& all) const;
   void ForgetAttach(const DeviceIds& ids);
+  std::vector<Entry>::const_iterator FindClaim(const std::string& uid) const;
   static bool SeenBy(const Entry& entry, const Snapshot& now);
   const Entry* Find(Resource resource, const DeviceIds& ids, const Owner& owner) const;
   const Gpu* FindGpu(const std::string& uuid) const;

@@ -196,7 +196,8 @@ class World {
       ASSERT_FALSE(is_new && sidecar->Has(gpu.uuid) && gpu.closed()) << "it is drained";
     }
     state.gpus = sidecar->gpus;
-    brokers_[sidecar->name()] = {sidecar->gpus, static_cast<uint32_t>(sidecar->UnitsOfEach()),
+    brokers_[sidecar->name()] = {sidecar->gpus,
+                                 static_cast<uint32_t>(sidecar->ids.size() / sidecar->gpus.size()),
                                  pod.name_space, !state.exclusive.empty()};
     if (is_new && !state.exclusive.empty()) ++bound_exclusive_;
     if (is_new && state.gpus.size() > 1) ++bound_several_;

@@ -63,7 +63,9 @@ struct Owner {
   Pod pod;
   std::string container;
   auto operator<=>(const Owner&) const = default;
-  std::string ToString() const { return pod.ToString() + ", container " + container; }
+  std::string ToString() const {
+    return container.empty() ? pod.ToString() : pod.ToString() + ", container " + container;
+  }
 };
 
 class Snapshot {

@@ -87,6 +87,12 @@ Result<bool> SpecStore::Write(const Binding& binding, const Edits& edits) {
   return WriteText(SpecFileName(binding.resource, binding.name()), text);
 }
 
+Result<bool> SpecStore::WriteClaim(const Binding& binding, const Edits& broker, const Edits& app) {
+  const Result<std::string> text = ClaimSpecText(binding, broker, app);
+  if (!text) return std::unexpected(text.error());
+  return WriteText(ClaimSpecFileName(binding.name()), text);
+}
+
 Result<bool> SpecStore::WriteText(const std::string& file_name, const Result<std::string>& text) {
   if (!text) return std::unexpected(text.error());
   const std::string path = PathOf(file_name);
@@ -98,11 +104,19 @@ Result<bool> SpecStore::WriteText(const std::string& file_name, const Result<std
 }
 
 Result<void> SpecStore::Remove(Resource resource, const std::string& name) {
+  return RemoveFile(name, SpecFileName(resource, name));
+}
+
+Result<void> SpecStore::RemoveClaim(const std::string& uid) {
+  return RemoveFile(uid, ClaimSpecFileName(uid));
+}
+
+Result<void> SpecStore::RemoveFile(const std::string& name, const std::string& file_name) {
   if (name.find('/') != std::string::npos) {
     return Fail(Code::kInvalidArgument,
                 Concat("invalid binding name \"", name, "\": must not contain '/'"));
   }
-  auto gone = files_->Unlink(PathOf(SpecFileName(resource, name)));
+  auto gone = files_->Unlink(PathOf(file_name));
   if (!gone && gone.error().code() == Code::kNotFound) return {};
   return gone;
 }

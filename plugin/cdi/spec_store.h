@@ -55,8 +55,12 @@ class SpecStore {
   // True: written. False: this very spec exists already. kInvalidArgument: see SpecText.
   Result<bool> Write(const Binding& binding, const Edits& edits);
 
+  // The same for the binding of a claim.
+  Result<bool> WriteClaim(const Binding& binding, const Edits& broker, const Edits& app);
+
   // No error if there is none.
   Result<void> Remove(Resource resource, const std::string& name);
+  Result<void> RemoveClaim(const std::string& uid);
 
   // If two files have an ID in common, the newer one counts: the other binding was superseded, and
   // its file should have been removed.
@@ -70,6 +74,7 @@ class SpecStore {
  private:
   SpecStore(std::string folder, Files* files) : folder_(std::move(folder)), files_(files) {}
   std::string PathOf(const std::string& file_name) const { return folder_ + "/" + file_name; }
+  Result<void> RemoveFile(const std::string& name, const std::string& file_name);
   Result<bool> WriteText(const std::string& file_name, const Result<std::string>& text);
 
   std::string folder_;

@@ -25,6 +25,9 @@ constexpr std::string_view kGpuKey = "gpushm.io/gpu";
 constexpr std::string_view kNamespaceKey = "gpushm.io/namespace";
 constexpr std::string_view kPodKey = "gpushm.io/pod";
 constexpr std::string_view kContainerKey = "gpushm.io/container";
+// Of a ResourceClaim only: the bytes that each GPU gives.
+constexpr std::string_view kBytesKey = "gpushm.io/bytes";
+constexpr std::string_view kClaimClass = "claim";
 // Only if the pod has its GPUs alone. A plugin that does not know it takes the binding as shared.
 constexpr std::string_view kExclusiveKey = "gpushm.io/exclusive";
 
@@ -32,6 +35,12 @@ constexpr size_t kMaxUuidBytes = 80;  // NVML_DEVICE_UUID_V2_BUFFER_SIZE is 96.
 
 int VersionOf(const Binding& binding) {
   return binding.gpus.size() > 1 ? kSeveralGpusVersion : kBindingVersion;
+}
+
+std::string ClaimKind() { return Concat(kDomain, "/", kClaimClass); }
+
+std::string ClaimDevice(const std::string& uid, ClaimRole role) {
+  return Concat(uid, role == ClaimRole::kBroker ? "-broker" : "-app");
 }
 
 std::string_view ClassName(Resource resource) {
@@ -60,8 +69,29 @@ bool IsUuid(std::string_view uuid) {
          });
 }
 
-// Why the binding is invalid; empty if it is valid.
-std::string WrongWith(const Binding& binding) {
+std::string JoinIds(const DeviceIds& ids) {
+  std::string text;
+  for (const std::string& id : ids) {
+    if (!text.empty()) text += ',';
+    text += id;
+  }
+  return text;
+}
+
+// A UID of Kubernetes: 36 letters, digits and '-'. It becomes a part of CDI names and of paths.
+bool IsUid(std::string_view uid) {
+  constexpr size_t kUidBytes = 36;
+  return uid.size() == kUidBytes && IsDnsLabel(uid);
+}
+
+std::string WrongWithIds(const Binding& binding) {
+  if (binding.IsClaim()) {
+    if (binding.ids.size() == 1 && IsUid(binding.name()) && binding.resource == Resource::kMemory &&
+        binding.exclusive.empty()) {
+      return {};
+    }
+    return Concat("invalid claim ", Quote(JoinIds(binding.ids)));
+  }
   if (binding.ids.empty()) return "the binding has no device IDs";
   for (const std::string& id : binding.ids) {
     if (!IsDeviceId(binding.resource, id)) return Concat("invalid device ID ", Quote(id));
@@ -69,6 +99,12 @@ std::string WrongWith(const Binding& binding) {
   for (const std::string& id : binding.exclusive) {
     if (!IsDeviceId(Resource::kExclusive, id)) return Concat("invalid device ID ", Quote(id));
   }
+  return {};
+}
+
+// Why the binding is invalid; empty if it is valid.
+std::string WrongWith(const Binding& binding) {
+  if (std::string wrong = WrongWithIds(binding); !wrong.empty()) return wrong;
   if (binding.gpus.empty() || binding.gpus.size() > limits::kPodGpus) {
     return Concat("the binding has ", binding.gpus.size(), " GPUs");
   }
@@ -76,7 +112,8 @@ std::string WrongWith(const Binding& binding) {
     if (!IsUuid(gpu)) return Concat("invalid GPU UUID ", Quote(gpu));
     if (std::ranges::count(binding.gpus, gpu) > 1) return Concat("GPU ", gpu, " occurs twice");
   }
-  if (binding.resource == Resource::kMemory && binding.ids.size() % binding.gpus.size() != 0) {
+  if (binding.resource == Resource::kMemory && !binding.IsClaim() &&
+      binding.ids.size() % binding.gpus.size() != 0) {
     return Concat(binding.ids.size(), " device IDs cannot be divided equally by ",
                   binding.gpus.size(), " GPUs");
   }
@@ -86,7 +123,7 @@ std::string WrongWith(const Binding& binding) {
     return Concat("invalid namespace name ", Quote(pod.name_space));
   }
   if (!IsDnsSubdomain(pod.name)) return Concat("invalid pod name ", Quote(pod.name));
-  if (!IsDnsLabel(binding.owner.container)) {
+  if (!binding.IsClaim() && !IsDnsLabel(binding.owner.container)) {
     return Concat("invalid container name ", Quote(binding.owner.container));
   }
   return {};
@@ -165,14 +202,19 @@ std::unexpected<Status> Refused(std::string_view reason) {
   return Fail(Code::kInvalidArgument, Concat("invalid CDI spec: ", reason));
 }
 
+using NamedEdits = std::vector<std::pair<std::string, Edits>>;  // By the device's name.
+
 Result<std::string> Encode(const std::string& kind, const Json& annotations,
-                           const std::string& device, const Edits& edits) {
-  if (const std::string wrong = WrongWith(edits); !wrong.empty()) return Refused(wrong);
+                           const NamedEdits& devices) {
   Json json;
-  json["cdiVersion"] = edits.additional_gids.empty() ? "0.6.0" : "0.7.0";
+  json["cdiVersion"] = "0.6.0";
   json["kind"] = kind;
   if (!annotations.empty()) json["annotations"] = annotations;
-  json["devices"] = Json::array({{{"name", device}, {"containerEdits", ToJson(edits)}}});
+  for (const auto& [name, edits] : devices) {
+    if (const std::string wrong = WrongWith(edits); !wrong.empty()) return Refused(wrong);
+    if (!edits.additional_gids.empty()) json["cdiVersion"] = "0.7.0";
+    json["devices"].push_back({{"name", name}, {"containerEdits", ToJson(edits)}});
+  }
   try {
     std::string text = json.dump();
     text += '\n';
@@ -183,15 +225,6 @@ Result<std::string> Encode(const std::string& kind, const Json& annotations,
     return Refused(
         Concat("a path or value is not valid UTF-8: ", config::Excerpt(error.what(), kMostBytes)));
   }
-}
-
-std::string JoinIds(const DeviceIds& ids) {
-  std::string text;
-  for (const std::string& id : ids) {
-    if (!text.empty()) text += ',';
-    text += id;
-  }
-  return text;
 }
 
 // Nothing if the IDs are not in order or one occurs twice: the plugin never writes such a list.
@@ -224,18 +257,21 @@ std::optional<std::map<std::string, std::string>> Texts(const Json& json) {
   return texts;
 }
 
-// Checks the fields that CDI itself requires; returns the name of the one device.
-std::optional<std::string> NameOfDevice(const Json& json, std::string_view kind) {
+// Checks the fields that CDI itself requires; returns the names of that many devices.
+std::optional<std::vector<std::string>> NamesOfDevices(const Json& json, std::string_view kind,
+                                                       size_t count) {
   if (!json.is_object() || !json.contains("cdiVersion") || !json["cdiVersion"].is_string() ||
       !json.contains("kind") || json["kind"] != kind || !json.contains("devices")) {
     return {};
   }
   const Json& devices = json["devices"];
-  if (!devices.is_array() || devices.size() != 1 || !devices[0].is_object() ||
-      !devices[0].contains("name") || !devices[0]["name"].is_string()) {
-    return {};
+  if (!devices.is_array() || devices.size() != count) return {};
+  std::vector<std::string> names;
+  for (const Json& device : devices) {
+    if (!device.is_object() || !device.contains("name") || !device["name"].is_string()) return {};
+    names.push_back(device["name"].get<std::string>());
   }
-  return devices[0]["name"].get<std::string>();
+  return names;
 }
 
 }  // namespace
@@ -244,6 +280,14 @@ std::string CdiKind(Resource resource) { return Concat(kDomain, "/", ClassName(r
 
 std::string CdiName(Resource resource, const std::string& name) {
   return Concat(CdiKind(resource), "=", name);
+}
+
+std::string ClaimCdiName(const std::string& uid, ClaimRole role) {
+  return Concat(ClaimKind(), "=", ClaimDevice(uid, role));
+}
+
+std::string ClaimSpecFileName(const std::string& uid) {
+  return Concat(kDomain, "-", kClaimClass, "-", uid, kExtension);
 }
 
 std::string SpecFileName(Resource resource, const std::string& name) {
@@ -255,7 +299,8 @@ bool IsSpecFileName(std::string_view file_name) {
     return false;
   }
   return file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kMemory), "-")) ||
-         file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kAttach), "-"));
+         file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kAttach), "-")) ||
+         file_name.starts_with(Concat(kDomain, "-", kClaimClass, "-"));
 }
 
 Result<void> CheckEdits(const Edits& edits) {
@@ -272,35 +317,60 @@ Result<std::string> SpecText(const Binding& binding, const Edits& edits) {
                       {kPodKey, binding.owner.pod.name},
                       {kContainerKey, binding.owner.container}};
   if (!binding.exclusive.empty()) annotations[kExclusiveKey] = JoinIds(binding.exclusive);
-  return Encode(CdiKind(binding.resource), annotations, binding.name(), edits);
+  return Encode(CdiKind(binding.resource), annotations, {{binding.name(), edits}});
+}
+
+Result<std::string> ClaimSpecText(const Binding& binding, const Edits& broker, const Edits& app) {
+  if (!binding.IsClaim()) return Refused("the binding is not a claim's");
+  if (const std::string wrong = WrongWith(binding); !wrong.empty()) return Refused(wrong);
+  const Json annotations = {{kVersionKey, std::to_string(VersionOf(binding))},
+                            {kBytesKey, std::to_string(binding.claim_bytes)},
+                            {kGpuKey, binding.GpuList()},
+                            {kNamespaceKey, binding.owner.pod.name_space},
+                            {kPodKey, binding.owner.pod.name}};
+  return Encode(ClaimKind(), annotations,
+                {{ClaimDevice(binding.name(), ClaimRole::kBroker), broker},
+                 {ClaimDevice(binding.name(), ClaimRole::kApp), app}});
 }
 
 Result<std::string> SharedSpecText(const Edits& edits) {
   const std::string_view name = kSharedCdiName;
   const size_t equals = name.find('=');
-  return Encode(std::string(name.substr(0, equals)), Json(), std::string(name.substr(equals + 1)),
-                edits);
+  return Encode(std::string(name.substr(0, equals)), Json(),
+                {{std::string(name.substr(equals + 1)), edits}});
 }
 
 Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
   if (!IsSpecFileName(file_name)) return Damaged(file_name, "not a spec file name of gpushm");
   Binding binding;
+  const bool claim = file_name.starts_with(Concat(kDomain, "-", kClaimClass, "-"));
   const bool memory =
-      file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kMemory), "-"));
+      claim || file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kMemory), "-"));
   binding.resource = memory ? Resource::kMemory : Resource::kAttach;
   if (text.size() > kMaxSpecBytes) {
     return Damaged(file_name, Concat(text.size(), " bytes exceed the limit of ", kMaxSpecBytes));
   }
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return Damaged(file_name, Concat("invalid JSON: ", Quote(text)));
-  const auto name = NameOfDevice(json, CdiKind(binding.resource));
-  if (!name) {
-    return Damaged(file_name, Concat("not a CDI spec of kind ", CdiKind(binding.resource),
-                                     " with exactly one device: ", Quote(text)));
+  const std::string kind = claim ? ClaimKind() : CdiKind(binding.resource);
+  const auto names = NamesOfDevices(json, kind, claim ? 2 : 1);
+  if (!names) {
+    return Damaged(file_name, Concat("not a CDI spec of kind ", kind, " with exactly ",
+                                     claim ? "two devices: " : "one device: ", Quote(text)));
   }
-  if (file_name != SpecFileName(binding.resource, *name)) {
+  const std::string& name = names->front();
+  if (claim) {
+    constexpr std::string_view kBroker = "-broker";
+    binding.ids = {name.substr(0, name.size() - std::min(name.size(), kBroker.size()))};
+    if (file_name != ClaimSpecFileName(binding.name()) ||
+        name != ClaimDevice(binding.name(), ClaimRole::kBroker) ||
+        names->back() != ClaimDevice(binding.name(), ClaimRole::kApp)) {
+      return Damaged(file_name, Concat("the devices' names, ", Quote(name), " and ",
+                                       Quote(names->back()), ", do not match the file name"));
+    }
+  } else if (file_name != SpecFileName(binding.resource, name)) {
     return Damaged(file_name,
-                   Concat("the device's name, ", Quote(*name), ", does not match the file name"));
+                   Concat("the device's name, ", Quote(name), ", does not match the file name"));
   }
   const auto texts = Texts(json.value("annotations", Json()));
   if (!texts) return Damaged(file_name, "annotations must be a map of strings");
@@ -317,12 +387,21 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
                "; this plugin supports only ", kBindingVersion, " and ", kSeveralGpusVersion),
         "remove the file; its container gets a new binding at its next start");
   }
-  const auto ids = SplitIds(get(kIdsKey));
-  if (!ids) {
-    return Damaged(file_name,
-                   Concat("invalid or unsorted list of device IDs: ", Quote(get(kIdsKey))));
+  if (claim) {
+    const std::string bytes = get(kBytesKey);
+    const auto [end, error] =
+        std::from_chars(bytes.data(), bytes.data() + bytes.size(), binding.claim_bytes);
+    if (error != std::errc() || end != bytes.data() + bytes.size() || !binding.IsClaim()) {
+      return Damaged(file_name, Concat("invalid number of bytes: ", Quote(bytes)));
+    }
+  } else {
+    const auto ids = SplitIds(get(kIdsKey));
+    if (!ids) {
+      return Damaged(file_name,
+                     Concat("invalid or unsorted list of device IDs: ", Quote(get(kIdsKey))));
+    }
+    binding.ids = *ids;
   }
-  binding.ids = *ids;
   if (const std::string exclusive = get(kExclusiveKey); !exclusive.empty()) {
     const auto alone = SplitIds(exclusive);
     if (!alone || !memory) {
@@ -346,8 +425,8 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
     return Damaged(file_name, Concat("binding version ", version, " with ", binding.gpus.size(),
                                      " GPUs; it must be ", VersionOf(binding)));
   }
-  if (*name != binding.name()) {
-    return Damaged(file_name, Concat("the device's name, ", Quote(*name),
+  if (!claim && name != binding.name()) {
+    return Damaged(file_name, Concat("the device's name, ", Quote(name),
                                      ", is not the smallest device ID, ", binding.name()));
   }
   return binding;

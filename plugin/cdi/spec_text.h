@@ -25,6 +25,10 @@ namespace gpushm::plugin {
 inline constexpr int kBindingVersion = 1;
 inline constexpr int kSeveralGpusVersion = 2;
 
+// A ResourceClaim's spec has two devices: what a container gets depends on the request of the claim
+// that it names, and the link folder is for the broker alone.
+enum class ClaimRole { kBroker, kApp };
+
 // 4,096 IDs take 24 KiB, the edits of eight libraries 5 KiB.
 inline constexpr size_t kMaxSpecBytes = size_t{256} << 10;
 
@@ -32,6 +36,11 @@ inline constexpr size_t kMaxSpecBytes = size_t{256} << 10;
 std::string CdiKind(Resource resource);
 // "gpushm.io/memory=m0000": in Allocate's answer, together with kSharedCdiName.
 std::string CdiName(Resource resource, const std::string& name);
+
+// "gpushm.io/claim=<uid>-broker": in NodePrepareResources' answer, together with kSharedCdiName.
+std::string ClaimCdiName(const std::string& uid, ClaimRole role);
+// "gpushm.io-claim-<uid>.json".
+std::string ClaimSpecFileName(const std::string& uid);
 
 // What all containers get alike (SharedEdits) is in one spec and not in every binding's, because
 // runtimes read every spec again whenever one changes. With container-device-interface 1.1 and one
@@ -52,6 +61,8 @@ Result<void> CheckEdits(const Edits& edits);
 // kInvalidArgument: the binding or the edits do not make a valid spec.
 Result<std::string> SpecText(const Binding& binding, const Edits& edits);
 Result<std::string> SharedSpecText(const Edits& edits);
+// For a binding of a claim: the edits of the containers of each role.
+Result<std::string> ClaimSpecText(const Binding& binding, const Edits& broker, const Edits& app);
 
 // Reads what another process may have written. kCorrupt: the error names the broken rule.
 // kIncompatible: a plugin with another kBindingVersion wrote it. The edits are not read, because

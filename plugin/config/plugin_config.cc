@@ -26,6 +26,7 @@ using config::YamlNode;
 constexpr std::array<std::string_view, 2> kStrategies = {"cdi", "devices"};
 constexpr std::array<std::string_view, 2> kTenancies = {"shared", "namespace"};
 constexpr std::array<std::string_view, 2> kKubelets = {"auto", "none"};
+constexpr std::array<std::string_view, 2> kAllocationsBy = {"device-plugin", "dra"};
 constexpr uint64_t kGranularity = uint64_t{2} << 20;  // Of GPU memory.
 constexpr size_t kMaxGpus = 256;
 constexpr size_t kMaxResourceBytes = 317;  // Domain, "/" and name, by Kubernetes' limits.
@@ -78,11 +79,13 @@ class FileReader {
   void BindingRules(const YamlNode& value);
   void Allocations(const YamlNode& value);
   void Allocation(const YamlNode& item, const std::string& path);
+  void Dra(const YamlNode& value);
   void Health(const YamlNode& value);
   void Metrics(const YamlNode& value);
   void AddressAlone(const YamlNode& value, std::string_view field, std::string& out);
   void Address(const YamlNode& value, std::string_view field, std::string& out);
   void XidList(const YamlNode& value, std::string_view field, std::vector<uint32_t>& out);
+  void CheckDra(const YamlNode& root);
   void CheckTogether(const YamlNode& root);
 
   KeyedFile file_;
@@ -98,6 +101,8 @@ void FileReader::Field(const YamlNode& key, const YamlNode& value) {
   if (name == "host-root") return HostRoot(value);
   if (name == "binding") return BindingRules(value);
   if (name == "allocations") return Allocations(value);
+  if (name == "allocation") return file_.Choice(value, name, kAllocationsBy, config_.allocation);
+  if (name == "dra") return Dra(value);
   if (name == "health") return Health(value);
   if (name == "metrics") return Metrics(value);
   if (name == "status") return AddressAlone(value, name, config_.monitoring.status_address);
@@ -127,6 +132,7 @@ bool FileReader::Paths(const std::string& name, const YamlNode& value) {
   if (name == "plugins-registry-folder") {
     return read(kPathBytes, config_.plugins_registry_folder);
   }
+  if (name == "plugins-folder") return read(kFolderBytes, config_.plugins_folder);
   if (name == "cdi-folder") return read(kPathBytes, config_.cdi_folder);
   if (name == "pod-resources-socket") {
     return read(config::kSocketPathBytes, config_.pod_resources_socket);
@@ -343,8 +349,61 @@ void FileReader::Health(const YamlNode& value) {
   }
 }
 
+void FileReader::Dra(const YamlNode& value) {
+  const auto* const entries = file_.Map(value, "dra");
+  if (entries == nullptr) return;
+  for (const auto& [key, inner] : *entries) {
+    const std::string field = "dra." + key.text;
+    if (key.text == "api-server") {
+      const std::string* const text = file_.Text(inner, field);
+      if (text == nullptr || text->empty()) continue;
+      const auto address = ParseListenAddress(*text);
+      if (!address || address->host.empty() || address->port == 0) {
+        file_.Fail(inner, field, Concat(Quote(*text), " is not host:port"));
+      } else {
+        config_.api_server = *text;
+      }
+    } else if (key.text == "credentials-folder") {
+      config_.api_credentials =
+          file_.Path(inner, field, kPathBytes).value_or(config_.api_credentials);
+    } else {
+      file_.Unknown(key, "dra.");
+    }
+  }
+}
+
+// What goes with allocation: dra, and what does not.
+void FileReader::CheckDra(const YamlNode& root) {
+  if (config_.allocation != Allocation::kDra) {
+    const PluginConfig none;
+    const YamlNode* const dra = Find(root, "dra");
+    if (dra != nullptr && (config_.api_server != none.api_server ||
+                           config_.api_credentials != none.api_credentials)) {
+      file_.Fail(*dra, "dra", "is only for allocation: dra", "allocation: dra");
+    }
+    return;
+  }
+  const YamlNode& at = *Find(root, "allocation");
+  if (config_.kubelet == KubeletMode::kNone) {
+    file_.Fail(at, "allocation", "dra needs a kubelet, but the file says kubelet: none",
+               "kubelet: auto");
+  }
+  if (config_.strategy == Strategy::kDevices) {
+    file_.Fail(at, "allocation",
+               "dra needs a runtime with CDI, but the file says strategy: devices",
+               "strategy: cdi");
+  }
+  if (config_.tenancy != Tenancy::kShared) {
+    file_.Fail(at, "allocation",
+               "with dra the scheduler chooses the GPU, and it does not know "
+               "binding.tenancy: namespace; pods would wait on a GPU that they never get",
+               "binding: {tenancy: shared}");
+  }
+}
+
 // Checks values that are valid each, but not together.
 void FileReader::CheckTogether(const YamlNode& root) {
+  CheckDra(root);
   if (!config_.allocations.empty() && config_.kubelet != KubeletMode::kNone) {
     file_.Fail(*Find(root, "allocations"), "allocations",
                "is only for machines without a kubelet; with one, pods request memory",

@@ -29,6 +29,13 @@ enum class Strategy {
   kDevices,  // By device nodes and mounts, and bound at admission: for older runtimes.
 };
 
+// How pods get memory: which front end the plugin has. Never both on a node, because neither the
+// scheduler nor the kubelet would know what the other one has given away.
+enum class Allocation {
+  kDevicePlugin,
+  kDra,  // Dynamic resource allocation.
+};
+
 enum class KubeletMode {
   kAuto,  // Registers with the kubelet, and waits for it if it does not run yet.
   kNone,  // One machine without Kubernetes: only `allocations` exist.
@@ -63,9 +70,13 @@ struct PluginConfig {
   std::string host_root;    // Where this process sees the node's root. Empty: not in a container.
   bool coexist = false;     // Containers may also request nvidia.com/gpu.
   KubeletMode kubelet = KubeletMode::kAuto;
+  Allocation allocation = Allocation::kDevicePlugin;
+  std::string api_server;  // "host:port"; empty: as pods find it.
+  std::string api_credentials{"/var/run/secrets/kubernetes.io/serviceaccount"};
   std::string kubelet_folder{"/var/lib/kubelet/device-plugins"};
   std::string pod_resources_socket{"/var/lib/kubelet/pod-resources/kubelet.sock"};
   std::string plugins_registry_folder{"/var/lib/kubelet/plugins_registry"};
+  std::string plugins_folder{"/var/lib/kubelet/plugins"};
   std::vector<std::string> not_gpus;  // Resources of nvidia.com that are not GPUs.
   std::string cdi_folder{"/var/run/cdi"};
   std::string state_folder{"/var/lib/gpushm"};

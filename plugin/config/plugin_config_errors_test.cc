@@ -127,6 +127,22 @@ std::vector<Case> AllocationCases() {
   };
 }
 
+std::vector<Case> DraCases() {
+  const std::string dra = "allocation: dra\n";
+  return {
+      {"allocation: both\n", 1, 13, "allocation", "is not one of"},
+      {"dra: {api-server: '10.96.0.1:443'}\n", 1, 6, "dra", "is only for allocation: dra"},
+      {dra + "dra: {api-server: here}\n", 2, 19, "dra.api-server", "is not host:port"},
+      {dra + "dra: {api-server: ':443'}\n", 2, 19, "dra.api-server", "is not host:port"},
+      {dra + "dra: {server: a}\n", 2, 7, "dra.server", "nearest is api-server"},
+      {dra + "dra: {credentials-folder: x}\n", 2, 27, "dra.credentials-folder", "absolute"},
+      {dra + "dra: yes\n", 2, 6, "dra", "not a map"},
+      {dra + "kubelet: none\n", 1, 13, "allocation", "kubelet: none"},
+      {dra + "strategy: devices\n", 1, 13, "allocation", "strategy: devices"},
+      {dra + "binding: {tenancy: namespace}\n", 1, 13, "allocation", "binding.tenancy"},
+  };
+}
+
 std::vector<Case> HealthCases() {
   return {
       {"health: off\n", 1, 9, "health", "is text, not a map"},
@@ -151,7 +167,7 @@ std::vector<Case> HealthCases() {
 std::vector<Case> AllCases() {
   std::vector<Case> all;
   for (const auto& cases :
-       {YamlCases(), GpuCases(), NodeCases(), AllocationCases(), HealthCases()}) {
+       {YamlCases(), GpuCases(), NodeCases(), AllocationCases(), DraCases(), HealthCases()}) {
     all.insert(all.end(), cases.begin(), cases.end());
   }
   return all;
@@ -173,10 +189,11 @@ TEST(PluginConfigErrors, EachMistakeIsFoundAtItsPlace) {
     EXPECT_THAT(error.reason, testing::HasSubstr(c.reason));
     EXPECT_EQ(error.ToString().find('\n'), std::string::npos);
     ASSERT_FALSE(error.example.empty());
-    // Allocations are valid only together with the key that they need.
-    const bool pools = error.example.starts_with("allocations");
-    const auto example =
-        ParsePluginConfig(error.example + (pools ? "\nkubelet: none\n" : "\n"), "example");
+    // These are valid only together with the key that they need.
+    const std::string needs = error.example.starts_with("allocations") ? "\nkubelet: none\n"
+                              : error.example.starts_with("dra:")      ? "\nallocation: dra\n"
+                                                                       : "\n";
+    const auto example = ParsePluginConfig(error.example + needs, "example");
     EXPECT_TRUE(example) << error.example << "\n" << example.error().ToString();
   }
 }

@@ -20,6 +20,12 @@ std::string Line(std::string_view key, std::string_view value) {
   return Concat(key.substr(0, dot), ": {", key.substr(dot + 1), ": ", value, "}\n");
 }
 
+// The line without which the key is refused.
+std::string Needed(std::string_view key) {
+  if (key == "allocations") return "kubelet: none\n";
+  return key.starts_with("dra.") ? "allocation: dra\n" : "";
+}
+
 TEST(PluginConfig, AnEmptyFileIsTheDefaults) {
   for (const char* text : {"", "# nothing\n", "{}\n", "gpus: all\ndriver-root: auto\n"}) {
     const auto config = ParsePluginConfig(text, "plugin.yaml");
@@ -39,7 +45,7 @@ TEST(PluginConfig, TheTablesDefaultsAreTheDefaults) {
 TEST(PluginConfig, TheTablesExamplesParse) {
   for (const config::KeyInfo& key : PluginKeys()) {
     std::string text = Line(key.name, key.example);
-    if (key.name == "allocations") text += "kubelet: none\n";
+    text += Needed(key.name);
     const auto config = ParsePluginConfig(text, "plugin.yaml");
     EXPECT_TRUE(config) << text << config.error().ToString();
   }
@@ -49,7 +55,7 @@ TEST(PluginConfig, TheTablesExamplesParse) {
 TEST(PluginConfig, TheTablesExamplesTakeEffect) {
   for (const config::KeyInfo& key : PluginKeys()) {
     if (key.example == key.default_value) continue;
-    const std::string rest = key.name == "allocations" ? "kubelet: none\n" : "";
+    const std::string rest = Needed(key.name);
     const auto without = ParsePluginConfig(rest, "plugin.yaml");
     const auto with = ParsePluginConfig(Line(key.name, key.example) + rest, "plugin.yaml");
     ASSERT_TRUE(with && without) << key.name;
@@ -92,6 +98,18 @@ TEST(PluginConfig, EveryKeyIsRead) {
   EXPECT_FALSE(config->allocations[1].gpu);
   EXPECT_EQ(config->health, (HealthRules{{74}, {63, 13}, 100, 1, 1000}));
   EXPECT_EQ(config->log, (LogConfig{LogLevel::kError, LogFormat::kJson}));
+}
+
+TEST(PluginConfig, TheKeysOfDra) {
+  const auto config = ParsePluginConfig(
+      "allocation: dra\ndra: {api-server: '[fd00::1]:6443', credentials-folder: /e}\n"
+      "plugins-folder: /f\n",
+      "plugin.yaml");
+  ASSERT_TRUE(config) << config.error().ToString();
+  EXPECT_EQ(config->allocation, Allocation::kDra);
+  EXPECT_EQ(config->api_server, "[fd00::1]:6443");
+  EXPECT_EQ(config->api_credentials, "/e");
+  EXPECT_EQ(config->plugins_folder, "/f");
 }
 
 TEST(PluginConfig, WhatNeedsARestartStays) {

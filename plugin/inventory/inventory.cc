@@ -127,6 +127,12 @@ Result<Selection> Select(const std::vector<Device>& devices,
   return selection;
 }
 
+// In whole pieces of the granularity in which GPU memory is allocated.
+uint64_t WholeBytes(const Device& device, uint64_t reserve_bytes) {
+  return (device.total_bytes - std::min(device.total_bytes, reserve_bytes)) / kGranularity *
+         kGranularity;
+}
+
 uint64_t Units(const Device& device, uint64_t reserve_bytes, uint64_t unit_bytes) {
   return device.total_bytes <= reserve_bytes ? 0
                                              : (device.total_bytes - reserve_bytes) / unit_bytes;
@@ -276,6 +282,7 @@ Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules&
          .units = static_cast<uint32_t>(Units(device, rules.reserve_bytes, rules.unit_bytes)),
          .tokens = rules.tokens,
          .instance = !device.parent_uuid.empty(),
+         .bytes = WholeBytes(device, rules.reserve_bytes),
          .nvlink = device.nvlink});
   }
   const bool several = std::ranges::count(*chosen, std::string(), &Device::parent_uuid) > 1;

@@ -19,11 +19,11 @@ inline constexpr uint32_t kNoInstance = ~uint32_t{0};  // As in nvmlEventData_t.
 
 // What a pod can be bound to: a GPU, or an instance of a GPU in MIG mode.
 struct Device {
-  std::string uuid;         // "GPU-..." or "MIG-..."
-  std::string parent_uuid;  // GPU of a MIG instance; otherwise empty.
-  std::string name;         // "NVIDIA H200", for an instance "NVIDIA H200 MIG 1g.18gb".
-  uint32_t index = 0;       // Of the physical GPU, as in nvidia-smi.
-  uint32_t minor = 0;       // Of the physical GPU: /dev/nvidia<minor>.
+  std::string uuid;              // "GPU-..." or "MIG-..."
+  std::string parent_uuid = {};  // GPU of a MIG instance; otherwise empty.
+  std::string name;              // "NVIDIA H200", for an instance "NVIDIA H200 MIG 1g.18gb".
+  uint32_t index = 0;            // Of the physical GPU, as in nvidia-smi.
+  uint32_t minor = 0;            // Of the physical GPU: /dev/nvidia<minor>.
   uint64_t total_bytes = 0;
   // UUIDs of the node's other GPUs that this one reaches over NVLink, directly or through switches.
   std::set<std::string> nvlink = {};

@@ -16,7 +16,12 @@ namespace {
 
 constexpr int kBacklog = 64;
 // In the same folder as the final name, so that the rename stays in one file system.
-constexpr std::string_view kTemporary = ".new";
+// The file's name with a dot before it: the kubelet registers whatever socket appears in its folder
+// of plugin registrations, unless its name begins with a dot.
+std::string TemporaryOf(const std::string& path) {
+  const size_t name = path.rfind('/') + 1;  // 0 if there is no slash.
+  return path.substr(0, name) + "." + path.substr(name);
+}
 
 std::optional<sockaddr_un> AddressOf(const std::string& path) {
   sockaddr_un address{};
@@ -56,7 +61,7 @@ bool SomeoneAccepts(const std::string& path) {
 }
 
 Result<void> ListeningSocket::CheckPath(const std::string& path) {
-  constexpr size_t kMaxBytes = sizeof(sockaddr_un::sun_path) - 1 - kTemporary.size();
+  constexpr size_t kMaxBytes = sizeof(sockaddr_un::sun_path) - 2;  // One for the dot.
   if (path.size() <= kMaxBytes) return {};
   return Fail(Code::kInvalidArgument, Concat("socket path ", path, " has ", path.size(), " bytes"),
               Concat("use a path of at most ", kMaxBytes, " bytes"));
@@ -65,7 +70,7 @@ Result<void> ListeningSocket::CheckPath(const std::string& path) {
 Result<ListeningSocket> ListeningSocket::Bind(const std::string& path) {
   const Result<void> fits = CheckPath(path);
   if (!fits) return std::unexpected(fits.error());
-  const std::string temporary = Concat(path, kTemporary);
+  const std::string temporary = TemporaryOf(path);
   const std::optional<sockaddr_un> address = AddressOf(temporary);
   UniqueFd fd = NewSocket();
   if (!fd) return FailSystem(errno, Concat("socket for ", path));

@@ -16,9 +16,11 @@ _PATHS = {
     "ServiceAccount": "api/v1/serviceaccounts", "Secret": "api/v1/secrets",
     "DaemonSet": "apis/apps/v1/daemonsets", "ReplicaSet": "apis/apps/v1/replicasets",
     "Deployment": "apis/apps/v1/deployments", "StatefulSet": "apis/apps/v1/statefulsets",
+    "ResourceSlice": "apis/resource.k8s.io/v1/resourceslices",
+    "ResourceClaim": "apis/resource.k8s.io/v1/resourceclaims",
     "Job": "apis/batch/v1/jobs", "RuntimeClass": "apis/node.k8s.io/v1/runtimeclasses",
 }
-_GLOBAL = {"Node", "Namespace", "RuntimeClass"}
+_GLOBAL = {"Node", "Namespace", "RuntimeClass", "ResourceSlice"}
 
 
 class Refused(Failure):

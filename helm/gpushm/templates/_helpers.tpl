@@ -111,7 +111,11 @@ state-folder: {{ .Values.stateFolder }}
 driver-root: {{ ternary $simulated .Values.driver.root .Values.driver.simulated }}
 unit: {{ .Values.unit }}
 coexist: {{ .Values.coexist }}
-{{- with pick .Values.plugin.config "status" "strategy" "not-gpus" }}
+{{- if eq .Values.plugin.allocation "dra" }}
+allocation: dra
+plugins-folder: {{ .Values.kubeletRootDir }}/plugins
+{{- end }}
+{{- with pick .Values.plugin.config "status" "strategy" "not-gpus" "dra" }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}

@@ -1,0 +1,116 @@
+// Specs of ResourceClaims in the runtime's folder.
+#include <gmock/gmock-more-matchers.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "plugin/cdi/spec_store.h"
+#include "plugin/cdi/testing.h"
+
+namespace gpushm::plugin {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using testing::ReadText;
+using testing::RunKilled;
+using testing::TempFolder;
+using testing::WriteText;
+
+constexpr char kUid[] = "11111111-2222-3333-4444-555555555555";
+constexpr char kFile[] = "gpushm.io-claim-11111111-2222-3333-4444-555555555555.json";
+
+Binding Claim() {
+  return {.resource = Resource::kMemory,
+          .ids = {kUid},
+          .gpus = {"GPU-aaaaaaaa-0000-0000-0000-000000000001"},
+          .owner = {.pod = {.name_space = "team-a", .name = "llm-0"}, .container = {}},
+          .claim_bytes = 12'345'678};
+}
+
+Edits EditsWith(const std::string& variable) {
+  Edits edits;
+  edits.env[variable] = "1";
+  return edits;
+}
+
+TEST(ClaimSpec, WhatIsWrittenIsRead) {
+  const TempFolder folder;
+  SpecStore store = *SpecStore::Open(folder / "cdi");
+  const auto written = store.WriteClaim(Claim(), EditsWith("LINK"), EditsWith("APP"));
+  ASSERT_TRUE(written) << written.error().ToString();
+  EXPECT_TRUE(*written);
+  EXPECT_FALSE(*store.WriteClaim(Claim(), EditsWith("LINK"), EditsWith("APP")));
+  const auto contents = store.ReadAll();
+  ASSERT_TRUE(contents);
+  EXPECT_THAT(contents->damaged, IsEmpty());
+  EXPECT_THAT(contents->bindings, ElementsAre(Claim()));
+  ASSERT_TRUE(store.RemoveClaim(kUid));
+  EXPECT_THAT(*ListFolder(folder / "cdi"), IsEmpty());
+  EXPECT_TRUE(store.RemoveClaim(kUid)) << "nothing to remove is no error";
+  EXPECT_FALSE(store.RemoveClaim("../x"));
+}
+
+// What the broker alone gets must not reach an application.
+TEST(ClaimSpec, EachRoleHasItsOwnDevice) {
+  const auto text = ClaimSpecText(Claim(), EditsWith("LINK"), EditsWith("APP"));
+  ASSERT_TRUE(text);
+  const auto spec = nlohmann::json::parse(*text);
+  ASSERT_EQ(spec["devices"].size(), 2U);
+  EXPECT_EQ(
+      Concat(spec["kind"].get<std::string>(), "=", spec["devices"][0]["name"].get<std::string>()),
+      ClaimCdiName(kUid, ClaimRole::kBroker));
+  EXPECT_EQ(spec["devices"][0]["containerEdits"]["env"][0], "LINK=1");
+  EXPECT_EQ(spec["devices"][1]["name"], Concat(kUid, "-app"));
+  EXPECT_EQ(spec["devices"][1]["containerEdits"]["env"][0], "APP=1");
+}
+
+TEST(ClaimSpec, AnInvalidClaimIsNotWritten) {
+  Binding binding = Claim();
+  binding.ids = {"m0001"};
+  EXPECT_FALSE(ClaimSpecText(binding, {}, {}));
+  binding = Claim();
+  binding.claim_bytes = 0;
+  EXPECT_FALSE(ClaimSpecText(binding, {}, {})) << "without bytes it is no claim";
+  binding = Claim();
+  binding.gpus = {"../x"};
+  EXPECT_FALSE(ClaimSpecText(binding, {}, {}));
+}
+
+// Goal: no changed spec is taken for another claim. Method: each value of a valid spec is replaced.
+TEST(ClaimSpec, ADamagedSpecIsNotRead) {
+  const auto valid = nlohmann::json::parse(*ClaimSpecText(Claim(), {}, {}));
+  ASSERT_TRUE(ParseSpec(kFile, valid.dump()));
+  EXPECT_FALSE(ParseSpec("gpushm.io-claim-x.json", valid.dump()));
+  EXPECT_FALSE(ParseSpec("gpushm.io-memory-m0000.json", valid.dump()));
+  for (const char* const at :
+       {"/kind", "/devices", "/devices/0/name", "/devices/1/name", "/annotations/gpushm.io~1bytes",
+        "/annotations/gpushm.io~1gpu", "/annotations/gpushm.io~1pod",
+        "/annotations/gpushm.io~1namespace", "/annotations/gpushm.io~1binding-version"}) {
+    for (const nlohmann::json& odd : {nlohmann::json("-1"), nlohmann::json(7), nlohmann::json(),
+                                      nlohmann::json("../x"), nlohmann::json("")}) {
+      auto changed = valid;
+      changed[nlohmann::json::json_pointer(at)] = odd;
+      EXPECT_FALSE(ParseSpec(kFile, changed.dump())) << at << " " << odd;
+    }
+  }
+}
+
+TEST(ClaimSpec, KilledAtAnyStepItIsThereOrNot) {
+  for (int step = 1;; ++step) {
+    const TempFolder folder;
+    const bool killed = RunKilled(step, [&](Files& files) {
+      SpecStore store = *SpecStore::Open(folder / "cdi", files);
+      (void)store.WriteClaim(Claim(), EditsWith("LINK"), EditsWith("APP"));
+    });
+    if (!killed) break;
+    SpecStore store = *SpecStore::Open(folder / "cdi");
+    const auto contents = store.ReadAll();
+    ASSERT_TRUE(contents);
+    EXPECT_THAT(contents->damaged, IsEmpty()) << "step " << step;
+    EXPECT_LE(contents->bindings.size(), 1U);
+  }
+}
+
+}  // namespace
+}  // namespace gpushm::plugin

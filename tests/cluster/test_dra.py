@@ -1,0 +1,253 @@
+"""The plugin with `allocation: dra`, and pods with claims written by hand."""
+
+import http.client
+import json
+import pathlib
+import re
+import ssl
+import subprocess
+
+from case import ClusterCase, container, is_ready, pod, statuses
+from chart import SOURCE
+from gpu_pods import sidecar, user
+from plugin import NAMESPACE, Plugin, documents, with_lines
+from processes import wait_until
+import settings
+
+DRIVER = "gpushm.io"
+CLASS = "memory.gpushm.io"
+TIMEOUT_S = 60
+
+
+class DraPlugin(Plugin):
+    """The chart's plugin with the other front end, and without the injector."""
+
+    def deploy(self, config="", image=None):
+        repository, _, tag = settings.image("plugin").rpartition(":")
+        values = {"plugin.allocation": "dra", "injector.enabled": "false",
+                  "plugin.image.repository": repository, "plugin.image.tag": tag,
+                  # Services have no addresses here, because there is no kube-proxy.
+                  "plugin.config.dra.api-server": settings.API_SERVER}
+        rendered = subprocess.run(
+            ["helm", "template", "gpushm", str(SOURCE), "--namespace", NAMESPACE,
+             "--kube-version", "1.36.0", "--skip-tests",
+             *(word for key, value in values.items() for word in ("--set", f"{key}={value}"))],
+            env=self._cluster.environment(), check=True, capture_output=True, text=True).stdout
+        text = self._cluster.kubectl("create", "--dry-run=client", "-o", "json", "-f", "-",
+                                     input=rendered)
+        things = [thing for document in documents(text) for thing in document]
+        for thing in things:
+            if thing["kind"] == "ConfigMap":
+                self._config = with_lines(thing["data"]["plugin.yaml"],
+                                          f"driver-root: {self._cluster.driver}\n")
+                thing["data"]["plugin.yaml"] = with_lines(self._config, config)
+            if thing["kind"] == "DaemonSet":
+                self._simulate(thing["spec"]["template"]["spec"])
+        self._api.ensure_namespace(NAMESPACE, {"pod-security.kubernetes.io/enforce": "privileged"})
+        self._cluster.kubectl("label", "--overwrite", "node", settings.NODE_NAME,
+                              "gpushm.io/gpu=true")
+        self._things = json.dumps({"apiVersion": "v1", "kind": "List", "items": things})
+        self._cluster.kubectl("apply", "-f", "-", input=self._things)
+        self.wait_serving()
+
+    def slices(self):
+        return [s for s in self._api.list("ResourceSlice") if s["spec"]["driver"] == DRIVER]
+
+    def wait_serving(self, *_):
+        self._api.wait("ResourceSlice", None, lambda _: self.slices(), TIMEOUT_S, lambda _: (
+            f"no slices: {self._state(self._api.list('Pod', NAMESPACE))}"))
+        self._api.wait("Pod", NAMESPACE, lambda pods: any(map(is_ready, pods.values())), TIMEOUT_S,
+                       lambda pods: f"the plugin is not ready: {self._state(pods.values())}")
+
+    def kill(self):
+        """Kills it; returns when another one is ready."""
+        before = self.pod()["status"]["containerStatuses"][0]["restartCount"]
+        self.process().end(0)
+        self._api.wait(
+            "Pod", NAMESPACE, lambda pods: any(
+                is_ready(p) and p["status"]["containerStatuses"][0]["restartCount"] > before
+                for p in pods.values()), TIMEOUT_S,
+            lambda pods: f"the plugin does not come back: {self._state(pods.values())}")
+
+    def remove(self):
+        self._cluster.kubectl("delete", "--ignore-not-found", "-f", "-", input=self._things)
+        self._cluster.kubectl("delete", "--ignore-not-found", "namespace", NAMESPACE,
+                              "--timeout=60s")
+
+
+def template(name, memory):
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+            "metadata": {"name": name}, "spec": {"spec": {"devices": {
+                "requests": [
+                    {"name": "broker", "exactly": {"deviceClassName": CLASS, "capacity": {
+                        "requests": {"memory": memory}}}},
+                    {"name": "app", "exactly": {"deviceClassName": CLASS}}],
+                "constraints": [{"requests": ["broker", "app"],
+                                 "matchAttribute": f"{DRIVER}/uuid"}]}}}}
+
+
+def claimed(user_container, request):
+    return {**user_container, "resources": {"claims": [{"name": "gpushm", "request": request}]}}
+
+
+def claim_pod(name, template_name, users=("a",), **spec):
+    """A pod as the webhook would write it, with a claim from the template."""
+    broker = claimed(sidecar(1, {"data": "4Mi"}, users), "broker")
+    return pod(name, *(claimed(user(u), "app") for u in users),
+               volumes=[{"name": "gpushm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}}],
+               initContainers=[broker],
+               resourceClaims=[{"name": "gpushm", "resourceClaimTemplateName": template_name}],
+               **spec)
+
+
+class DraTest(ClusterCase):
+    """One GPU, of which 15 GiB are offered."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.plugin = DraPlugin(cls.cluster)
+        cls.plugin.deploy("gpus: [0]\n")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.plugin.remove()
+
+    def setUp(self):
+        super().setUp()
+        self.cluster.kubectl("apply", "-n", self.namespace, "-f", "-",
+                             input=json.dumps(template("seven", "7Gi")))
+
+    def wait_unschedulable(self, name):
+        self.wait_pod(name, lambda p: any(
+            c["type"] == "PodScheduled" and c.get("reason") == "Unschedulable"
+            for c in p["status"].get("conditions", [])), "is scheduled")
+
+    def wait_released(self):
+        wait_until(lambda: f"not released: {self.plugin.specs()}, {self.plugin.links()}", 60,
+                   lambda: not self.plugin.specs() and not self.plugin.links(), 0.1)
+
+    def claim_of(self, pod_name):
+        """namespace/name of the pod's claim, as the plugin's log has it."""
+        status = self.get_pod(pod_name)["status"]["resourceClaimStatuses"][0]
+        return f"{self.namespace}/{status['resourceClaimName']}"
+
+    def test_the_slice_says_what_the_node_has(self):
+        devices = [d for s in self.plugin.slices() for d in s["spec"]["devices"]]
+        self.assertEqual(len(devices), 1)
+        device = devices[0]
+        self.assertEqual(device["attributes"]["uuid"]["string"], settings.gpu_uuid(0))
+        self.assertEqual(device["capacity"]["memory"]["value"], f"{settings.GPU_GIB - 1}Gi")
+        self.assertTrue(device["allowMultipleAllocations"])
+
+    def test_a_third_pod_waits_and_starts_when_one_ends(self):
+        self.create(claim_pod("one", "seven"), claim_pod("two", "seven"))
+        self.wait_ready("one", "two")
+        self.create(claim_pod("three", "seven"))
+        self.wait_unschedulable("three")
+        self.delete_pods("one")
+        self.wait_ready("three")
+        self.delete_pods("two", "three")
+        self.wait_released()
+
+    def test_containers_share_buffers_and_the_sidecar_alone_has_the_link(self):
+        self.run_pod(claim_pod("pair", "seven", ("a", "b")))
+        for name in ("a", "b"):
+            self.assertIn("data", self.execute("pair", name, "gpushmctl", "ls"))
+            self.assertNotIn("/run/gpushm-link", self.mounts("pair", name))
+        self.assertIn("/run/gpushm-link", self.mounts("pair", "gpushm"))
+        self.delete_pods("pair")
+        self.wait_released()
+
+    def mounts(self, pod_name, name):
+        """Mount points of a running container, whose image may have no program to list them."""
+        status = statuses(self.get_pod(pod_name))[name]
+        process = self.cluster.process_of_container(status["containerID"])
+        lines = pathlib.Path(f"/proc/{process.pid}/mountinfo").read_text().splitlines()
+        return [line.split()[4] for line in lines]
+
+    def test_memory_of_a_pod_that_was_deleted_by_force_is_not_given_twice(self):
+        """The scheduler gives the memory away at once; the plugin waits for the first pod's end."""
+        slow = claim_pod("slow", "seven")
+        slow["spec"]["containers"][0]["command"] = ["sh", "-c", "trap '' TERM; sleep 60"]
+        self.run_pod(slow)
+        self.run_pod(claim_pod("other", "seven"))
+        former = self.claim_of("slow")
+        self.api.delete("Pod", "slow", self.namespace, 0)
+        self.run_pod(claim_pod("next", "seven"))
+        log = self.plugin.log()
+        ended = re.search(rf"claim-unprepared.*{re.escape(former)}", log)
+        started = re.search(rf"claim-prepared.*{re.escape(self.claim_of('next'))}", log)
+        self.assertTrue(ended and started, log[-2000:])
+        self.assertLess(ended.start(), started.start())
+
+    def test_a_kubelet_that_restarts_disturbs_no_pod(self):
+        self.run_pod(claim_pod("stays", "seven"))
+        before = self.container_ids("stays")
+        self.cluster.restart("kubelet")
+        self.plugin.wait_serving()
+        self.run_pod(claim_pod("next", "seven"))
+        self.assertEqual(self.container_ids("stays"), before)
+        self.delete_pods("stays", "next")
+        self.wait_released()
+
+    def test_a_plugin_that_was_killed_takes_its_claims_over(self):
+        self.run_pod(claim_pod("stays", "seven"))
+        before = self.container_ids("stays")
+        self.plugin.kill()
+        self.run_pod(claim_pod("next", "seven"))
+        self.assertEqual(self.container_ids("stays"), before)
+        self.create(claim_pod("third", "seven"))
+        self.wait_unschedulable("third")
+        self.delete_pods("stays")
+        self.wait_ready("third")
+
+    def test_an_update_leaves_no_gap(self):
+        """The next plugin serves before the one before it ends, and takes its claims over."""
+        self.run_pod(claim_pod("stays", "seven"))
+        before = self.container_ids("stays")
+        self.plugin.update()
+        self.assertEqual(len(self.plugin.slices()), 1)
+        self.run_pod(claim_pod("next", "seven"))
+        self.assertEqual(self.container_ids("stays"), before)
+        self.delete_pods("stays", "next")
+        self.wait_released()
+
+    def test_two_pods_of_one_claim_take_its_memory_once(self):
+        """The second pod has no broker. Its claim outlives the first pod, and ends with the last."""
+        claim = template("weights", "12Gi")
+        claim = {**claim, "kind": "ResourceClaim", "spec": claim["spec"]["spec"]}
+        self.cluster.kubectl("apply", "-n", self.namespace, "-f", "-", input=json.dumps(claim))
+        reference = [{"name": "gpushm", "resourceClaimName": "weights"}]
+        owner = claim_pod("owner", "weights")
+        owner["spec"]["resourceClaims"] = reference
+        guest = pod("guest", claimed(container("a"), "app"), resourceClaims=reference)
+        self.create(owner, guest)
+        self.wait_ready("owner", "guest")
+        specs = self.plugin.specs()
+        self.assertEqual(len(specs), 1)
+        self.delete_pods("owner")
+        self.assertEqual(self.plugin.specs(), specs)
+        self.create(claim_pod("other", "seven"))
+        self.wait_unschedulable("other")
+        self.delete_pods("guest")
+        self.wait_ready("other")
+
+    def test_a_plugin_may_write_only_its_own_nodes_slices(self):
+        """An admission policy of the chart: the token of the plugin's pod names its node."""
+        slice_of_another = {
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
+            "metadata": {"name": "node1-gpushm.io-0"},
+            "spec": {"driver": DRIVER, "nodeName": "node1", "devices": [], "pool": {
+                "name": "node1", "generation": 1, "resourceSliceCount": 1}}}
+        process = self.plugin.process()
+        token = pathlib.Path(f"/proc/{process.pid}/root/var/run/secrets/kubernetes.io/"
+                             "serviceaccount/token").read_text()
+        connection = http.client.HTTPSConnection(
+            settings.API_SERVER, context=ssl._create_unverified_context(), timeout=30)
+        connection.request("POST", "/apis/resource.k8s.io/v1/resourceslices",
+                           json.dumps(slice_of_another), {"Authorization": f"Bearer {token}",
+                                                          "Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        self.assertEqual(answer.status, 422, text)
+        self.assertIn("only slices of its own node", text)
