@@ -51,6 +51,8 @@ void Members(Io& io, Value& value) {
     io("allocation", value.allocation);
     io("namespace", value.name_space);
     io("pod", value.pod);
+    io.New("gpu_number", value.gpu_number);
+    io.New("pod_gpus", value.pod_gpus);
     io("size_bytes", value.size_bytes);
     io("allocated_bytes", value.allocated_bytes);
     io("broker", value.broker);

@@ -58,10 +58,14 @@ struct Mps {
   std::optional<uint64_t> outside_processes{};  // Of its containers that use the GPU without it.
 };
 
+// What a pod has on one GPU. What it has once is with its GPU 0: `clients` of its containers, and
+// its MPS.
 struct Pool {
   std::string allocation{};
   std::string name_space{};  // "namespace" and "pod" are empty without Kubernetes.
   std::string pod{};
+  uint64_t gpu_number = 0;  // Of this GPU in the pod.
+  uint64_t pod_gpus = 1;    // How many the pod has.
   uint64_t size_bytes = 0;
   uint64_t allocated_bytes = 0;
   std::string broker{};  // "connected", "away" or "none".

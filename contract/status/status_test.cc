@@ -10,7 +10,7 @@ Node Full() {
   buffer.size_bytes = UINT64_MAX;
   buffer.loaded_bytes = 3;
   buffer.attachments = {{.container = "server", .access = "ro", .count = 2}};
-  Pool pool{.allocation = "m1", .name_space = "n", .pod = "p"};
+  Pool pool{.allocation = "m1", .name_space = "n", .pod = "p", .gpu_number = 1, .pod_gpus = 2};
   pool.broker = "away";
   pool.buffers = {buffer, {}};
   pool.containers = {{.name = "server", .private_bytes = 7, .private_limit_bytes = 9},
@@ -44,6 +44,8 @@ TEST(StatusTest, ComesBackAsItWas) {
   const Gpu& gpu = back->gpus.at(0);
   EXPECT_EQ(gpu.utilization, 0.25);
   EXPECT_FALSE(gpu.used_bytes);
+  EXPECT_EQ(gpu.pools.at(0).gpu_number, 1U);
+  EXPECT_EQ(gpu.pools.at(0).pod_gpus, 2U);
   EXPECT_EQ(gpu.pools.at(0).buffers.at(0).size_bytes, UINT64_MAX);
   EXPECT_EQ(gpu.pools.at(0).buffers.at(0).attachments.at(0).access, "ro");
   EXPECT_EQ(gpu.pools.at(0).containers.at(0).private_bytes, 7U);
@@ -55,10 +57,13 @@ TEST(StatusTest, ReadsOlderAndNewerDocuments) {
   std::string json = ToJson(Full());
   json = Without(json, R"("taken_by":"nvidia.com/gpu",)");
   json = Without(json, R"("content_bytes":0,)");
+  json = Without(json, R"("gpu_number":1,)");
+  json = Without(json, R"("pod_gpus":2,)");
   json.insert(1, R"("added later":[{}],)");
   const auto read = FromJson(json);
   ASSERT_TRUE(read) << read.error().ToString();
   EXPECT_EQ(read->gpus.at(0).taken_by, "");
+  EXPECT_EQ(read->gpus.at(0).pools.at(0).pod_gpus, 1U);
 }
 
 TEST(StatusTest, RefusesOtherDocuments) {

@@ -1,7 +1,7 @@
 """Panels and dashboards in Grafana's JSON, from short definitions.
 
 In queries `{$` stands for the dashboard's selector: `sum(gpushm_kept_bytes{$})`,
-`gpushm_gpu_clocks_reduced{$, reason="hw_thermal"}`.
+`gpushm_gpu_clocks_reduced{$, reason="hw_thermal"}`. `{@` is the same without the GPU.
 """
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -55,6 +55,13 @@ def stat(title, description, unit, query, width=4, **more):
                "colorMode": "value", "graphMode": "area", "textMode": "auto"}
     return panel("stat", title, description, unit, [target(0, query, instant=False, range=True)],
                  width, 4, options=options, **more)
+
+
+def of_pods(metric, rate=False):
+    """What a pod has once is with its first GPU: the series of the pods that have any of the
+    selected GPUs."""
+    series_of = f"rate({metric}{{@}}[$__rate_interval])" if rate else f"{metric}{{@}}"
+    return f"({series_of} and on (cluster, instance, namespace, pod) gpushm_pool_size_bytes{{$}})"
 
 
 def zeros(title, description, metric, color):
@@ -134,7 +141,9 @@ def variable(name):
 
 def dashboard(uid, title, description, variables, panels):
     """Panels flow from left to right, a string begins a row of that title."""
-    selector = TARGETS + "".join(f', {LABEL_OF.get(v, v)}=~"${v}"' for v in variables)
+    selector, of_any_gpu = (
+        TARGETS + "".join(f', {LABEL_OF.get(v, v)}=~"${v}"' for v in some)
+        for some in (variables, [v for v in variables if v != "gpu"]))
     placed, x, y, height = [], 0, 0, 0
     for one in panels:
         if isinstance(one, str):
@@ -146,7 +155,8 @@ def dashboard(uid, title, description, variables, panels):
         grid.update(x=x, y=y)
         x, height = x + grid["w"], max(height, grid["h"])
         for query in one.get("targets", []):
-            query["expr"] = query["expr"].replace("{$", "{" + selector)
+            query["expr"] = (query["expr"].replace("{$", "{" + selector)
+                             .replace("{@", "{" + of_any_gpu))
         placed.append({"id": len(placed) + 1, **one})
     datasource = {"name": "datasource", "label": "Data source", "type": "datasource",
                   "query": "prometheus", "current": {}, "options": [], "refresh": 1, "regex": "",

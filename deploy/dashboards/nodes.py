@@ -28,7 +28,8 @@ def fleet():
             stat("Attachments", "Attachments of buffers in processes.", "none",
                  "sum(gpushm_buffer_attachments{$})" + OR_NONE),
             stat("Pods", "Pods that were granted GPU memory.", "none",
-                 "count(gpushm_pool_size_bytes{$})" + OR_NONE),
+                 "count(count by (cluster, instance, namespace, pod) (gpushm_pool_size_bytes{$}))"
+                 + OR_NONE),
             stat("Kept for a successor",
                  "Buffers whose broker is gone; the plugin keeps them until a new broker starts.",
                  "bytes",
@@ -147,12 +148,14 @@ def gpu():
             series("Kept for brokers that are gone", "It is freed when their brokers have started "
                                                      "again, or when the pod ends.",
                    "bytes", ("gpushm_kept_bytes{$}", by_gpu), min=0),
-            table("Pods on it", "Their pools, and whether their brokers are connected.", [
+            table("Pods on it", "Their pools on it, and whether their brokers are connected.", [
                 ("sum by (instance, namespace, pod, gpu_uuid) (gpushm_pool_size_bytes{$})",
                  "granted", "bytes", None),
                 ("sum by (instance, namespace, pod, gpu_uuid) (gpushm_pool_allocated_bytes{$})",
                  "allocated", "bytes", None),
-                ("sum by (instance, namespace, pod, gpu_uuid) (gpushm_broker_connected{$})",
+                ("sum by (instance, namespace, pod, gpu_uuid) (0 * gpushm_pool_size_bytes{$} + on"
+                 " (cluster, instance, namespace, pod) group_left ()"
+                 " max by (cluster, instance, namespace, pod) (gpushm_broker_connected{@}))",
                  "broker", "none", {0: ("gone", WARN), 1: ("connected", GOOD)}),
             ]),
             "Load",

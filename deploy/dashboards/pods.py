@@ -1,14 +1,20 @@
 """Buffers and workloads, and the control plane."""
 
-from grafana import (BAD, GOOD, OR_NONE, OURS, PLUGINS, WARN, dashboard, heatmap, series, stat,
-                     steps, table, timeline, zeros)
+from grafana import (BAD, GOOD, OR_NONE, OURS, PLUGINS, WARN, dashboard, heatmap, of_pods, series,
+                     stat, steps, table, timeline, zeros)
 
 
 def workload():
     buffer = "{{namespace}}/{{pod}} {{buffer}}"
     container = "{{namespace}}/{{pod}} {{container}}"
     of_container = "sum by (namespace, pod, container)"
+    pool = "{{namespace}}/{{pod}} {{gpu_uuid}}"
+    of_pool = "sum by (namespace, pod, gpu_uuid)"
     of_buffer = "sum by (namespace, pod, buffer)"
+
+    def rated(name):
+        return f"{of_container} " + of_pods(f"gpushm_container_{name}_total", rate=True)
+
     return dashboard(
         "gpushm-workload", "gpushm / Buffers and workloads",
         "Which pod and container has which bytes, and the state of its buffers.",
@@ -20,16 +26,16 @@ def workload():
             stat("Mapped", "The sum of each container's mappings, like RSS for host memory.",
                  "bytes", "sum(gpushm_container_memory_mapped_bytes{$})"),
             stat("Processes", "Processes connected through the library.", "none",
-                 "sum(gpushm_container_clients{$})" + OR_NONE),
+                 f"sum({of_pods('gpushm_container_clients')})" + OR_NONE),
             zeros("Buffers not ready", "Buffers that are loading, failed, or left by a writer "
                                        "that died.",
                   "gpushm_buffer_ready{$}", WARN),
             zeros("Brokers gone", "Pods whose broker is not connected.",
-                  "gpushm_broker_connected{$}", BAD),
+                  of_pods("gpushm_broker_connected"), BAD),
             "Who holds which bytes",
             table("Containers", "Mapped corresponds to RSS, proportional to PSS and private to "
                                 "USS of host memory. Buffers that nobody has attached count for "
-                                "the sidecar.", [
+                                "the sidecar. A pod's GPUs are added up.", [
                       (f"{of_container} (gpushm_container_memory_mapped_bytes{{$}})", "mapped",
                        "bytes", None),
                       (f"{of_container} (gpushm_container_memory_proportional_bytes{{$}})",
@@ -38,36 +44,35 @@ def workload():
                        "bytes", None),
                       (f"{of_container} (gpushm_container_memory_private_limit_bytes{{$}})",
                        "private reserved", "bytes", None),
-                      (f"{of_container} (gpushm_container_clients{{$}})", "processes", "none",
-                       None)]),
+                      (f"{of_container} {of_pods('gpushm_container_clients')}", "processes",
+                       "none", None)]),
             series("Proportional bytes", "They add up to the physical bytes of all buffers.",
                    "bytes", (f"{of_container} (gpushm_container_memory_proportional_bytes{{$}})",
                              container), stack=True, min=0),
             series("Mapped bytes", "Shared buffers count for each container.", "bytes",
                    (f"{of_container} (gpushm_container_memory_mapped_bytes{{$}})", container),
                    min=0),
-            series("Pools", "What pods were granted, and how much of it is allocated. Buffers "
-                            "cannot take what pods reserved for their containers.", "bytes",
-                   ("sum by (namespace, pod) (gpushm_pool_size_bytes{$})",
-                    "{{namespace}}/{{pod}} granted"),
-                   ("sum by (namespace, pod) (gpushm_pool_allocated_bytes{$})",
-                    "{{namespace}}/{{pod}} allocated"), min=0),
+            series("Pools", "What pods were granted on each GPU, and how much of it is allocated. "
+                            "Buffers cannot take what pods reserved for their containers.",
+                   "bytes",
+                   (f"{of_pool} (gpushm_pool_size_bytes{{$}})", pool + " granted"),
+                   (f"{of_pool} (gpushm_pool_allocated_bytes{{$}})", pool + " allocated"), min=0),
             timeline("Brokers", "While a broker is gone, its buffers are kept and attaches wait.",
-                     "sum by (namespace, pod) (gpushm_broker_connected{$})",
+                     f"sum by (namespace, pod) {of_pods('gpushm_broker_connected')}",
                      "{{namespace}}/{{pod}}", {0: ("gone", BAD), 1: ("connected", GOOD)}, height=8),
             timeline("MPS", "While a pod's MPS daemon is gone, processes start without MPS. Pods "
                             "without gpushm.io/mps have no line.",
-                     "sum by (namespace, pod) (gpushm_mps_ready{$})",
+                     f"sum by (namespace, pod) {of_pods('gpushm_mps_ready')}",
                      "{{namespace}}/{{pod}}", {0: ("gone", BAD), 1: ("ready", GOOD)}, height=8),
             series("MPS clients", "Processes that a pod's MPS server serves, and those that use "
                                   "the GPU outside of it (with metrics.hostPids).", "none",
-                   ("sum by (namespace, pod) (gpushm_mps_clients{$})",
+                   (f"sum by (namespace, pod) {of_pods('gpushm_mps_clients')}",
                     "{{namespace}}/{{pod}} served"),
-                   ("sum by (namespace, pod) (gpushm_mps_outside_processes{$})",
+                   (f"sum by (namespace, pod) {of_pods('gpushm_mps_outside_processes')}",
                     "{{namespace}}/{{pod}} outside"), min=0),
             "Buffers",
-            table("Buffers by name", "State, transport, size and age of the current generation.", [
-                ("sum by (namespace, pod, buffer, transport, creator, state)"
+            table("Buffers by name", "State, GPU, size and age of the current generation.", [
+                ("sum by (namespace, pod, buffer, gpu_uuid, transport, creator, state)"
                  " (gpushm_buffer_info{$})", "", "none", None),
                 (f"{of_buffer} (gpushm_buffer_ready{{$}})", "ready", "none",
                  {0: ("no", WARN), 1: ("yes", GOOD)}),
@@ -89,43 +94,31 @@ def workload():
                    "none", ("sum by (namespace, pod, buffer, access)"
                             " (gpushm_buffer_attachments{$})", buffer + " {{access}}"), min=0),
             table("Who maps what", "One row for each container, buffer and access.", [
-                ("sum by (namespace, pod, container, buffer, access)"
+                ("sum by (namespace, pod, container, buffer, gpu_uuid, access)"
                  " (gpushm_attachment_mapped_bytes{$})", "mapped", "bytes", None)]),
             series("Signals, barriers and rings", "By the state of their writer: unused, live or "
                                                   "ended.", "none",
-                   ("sum by (namespace, pod, kind, state) (gpushm_sync_objects{$})",
+                   ("sum by (namespace, pod, kind, state) " + of_pods("gpushm_sync_objects"),
                     "{{namespace}}/{{pod}} {{kind}} {{state}}"), min=0),
             "What the applications do",
             series("Attaches", "A first attach needs a message and makes a mapping; a detach ends "
-                               "one.", "ops",
-                   (f"{of_container} (rate(gpushm_container_attaches_total{{$}}"
-                    "[$__rate_interval]))", container + " first"),
-                   (f"{of_container} (rate(gpushm_container_detaches_total{{$}}"
-                    "[$__rate_interval]))", container + " detach"), min=0),
+                               "one.", "ops", (rated("attaches"), container + " first"),
+                   (rated("detaches"), container + " detach"), min=0),
             series("Cached attaches", "Answered from a mapping that the process already has.",
-                   "ops",
-                   (f"{of_container} (rate(gpushm_container_cached_attaches_total{{$}}"
-                    "[$__rate_interval]))", container), min=0),
+                   "ops", (rated("cached_attaches"), container), min=0),
             series("Errors", "Library calls that failed, by code (docs/reference/api.md).", "ops",
-                   ("sum by (namespace, pod, container, code)"
-                    " (rate(gpushm_container_errors_total{$}[$__rate_interval]))",
+                   ("sum by (namespace, pod, container, code) "
+                    + of_pods("gpushm_container_errors_total", rate=True),
                     container + " {{code}}"), min=0),
             series("Mean wait", "Waits for a buffer that is not ready yet, whatever their result.",
-                   "s",
-                   (f"{of_container} (rate(gpushm_container_wait_seconds_total{{$}}"
-                    f"[$__rate_interval])) / ({of_container} (rate("
-                    f"gpushm_container_waits_total{{$}}[$__rate_interval])) + {of_container}"
-                    " (rate(gpushm_container_wait_timeouts_total{$}[$__rate_interval])))",
-                    container), min=0),
+                   "s", (f"{rated('wait_seconds')} / ({rated('waits')} + {rated('wait_timeouts')})",
+                         container), min=0),
             series("Waits that ended at their deadline", "The process that should have filled the "
                                                          "buffer did not.",
-                   "ops", (f"{of_container} (rate(gpushm_container_wait_timeouts_total{{$}}"
-                           "[$__rate_interval]))", container), min=0),
+                   "ops", (rated("wait_timeouts"), container), min=0),
             series("Loaded and saved", "Bytes copied between files and buffers.", "Bps",
-                   (f"{of_container} (rate(gpushm_container_loaded_bytes_total{{$}}"
-                    "[$__rate_interval]))", container + " loaded"),
-                   (f"{of_container} (rate(gpushm_container_saved_bytes_total{{$}}"
-                    "[$__rate_interval]))", container + " saved"), min=0),
+                   (rated("loaded_bytes"), container + " loaded"),
+                   (rated("saved_bytes"), container + " saved"), min=0),
         ])
 
 

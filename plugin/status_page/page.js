@@ -136,12 +136,36 @@ function assignColours(gpus) {
 }
 const colourOf = (pool) => `c${colours.get(podName(pool)) % COLOURS}`;
 
+// The names of a pod's GPUs, in the order of their numbers in the pod. Keyed by allocation.
+let gpusOfPods = new Map();
+function collectGpus(gpus) {
+  gpusOfPods = new Map();
+  for (const gpu of gpus) {
+    for (const pool of gpu.pools) {
+      if (!gpusOfPods.has(pool.allocation)) gpusOfPods.set(pool.allocation, []);
+      gpusOfPods.get(pool.allocation)[pool.gpu_number ?? 0] = gpuName(gpu);
+    }
+  }
+}
+
+// Empty for a pod with one GPU, and in the documents of older plugins. A GPU that the plugin does
+// not advertise has no name here. A pod's processes are in the document with its first GPU only.
+function numberOf(pool) {
+  if (!(pool.pod_gpus > 1)) return '';
+  const gpus = gpusOfPods.get(pool.allocation);
+  const list = Array.from({ length: pool.pod_gpus }, (_, i) => gpus[i] ?? 'another').join(', ');
+  const counted = pool.gpu_number > 0 && gpus[0] ? `; clients are counted on ${gpus[0]}` : '';
+  return `number ${pool.gpu_number} of the pod’s ${pool.pod_gpus} GPUs: ${list}${counted}`;
+}
+
 // ---------------------------------------------------------------- the bar
 
 function bufferPart(pool, buffer) {
   const holders = buffer.attachments.map(holderName).join(', ') || 'nobody';
   const facts = () => [
-    ['Pod', podName(pool)], ['State', STATES[buffer.state]?.[0] ?? buffer.state],
+    ['Pod', podName(pool)],
+    ...(pool.pod_gpus > 1 ? [['GPU of the pod', `${pool.gpu_number} of ${pool.pod_gpus}`]] : []),
+    ['State', STATES[buffer.state]?.[0] ?? buffer.state],
     ['Size', bytes(buffer.size_bytes)], ['On the GPU', bytes(buffer.allocated_bytes)],
     ['Generations', String(buffer.generations)], ['Transport', buffer.transport],
     ['Made by', buffer.creator || 'annotation'],
@@ -342,14 +366,14 @@ const CONTAINER_COLUMNS = [['Container', ''], ['Clients', 'n'], ['Mapped', 'n'],
 
 const makeContainers = () => makeTable('containers', 'Containers', CONTAINER_COLUMNS);
 
-function drawContainers(table, containers) {
-  table.hidden = containers.length === 0;
-  sync(table, containers, (c) => c.name, () => {
+function drawContainers(table, pool) {
+  table.hidden = pool.containers.length === 0;
+  sync(table, pool.containers, (c) => c.name, () => {
     const cells = CONTAINER_COLUMNS.slice(1).map(([title]) => cell(title, 'half n', ''));
     const name = el('th', { scope: 'row', role: 'rowheader' });
     return el('tbody', { role: 'rowgroup' }, el('tr', { role: 'row' }, name, ...cells));
   }, (body, c) => {
-    const texts = [c.name === 'gpushm' ? 'gpushm (sidecar)' : c.name, String(c.clients),
+    const texts = [c.name === 'gpushm' ? 'gpushm (sidecar)' : c.name, pool.gpu_number > 0 ? '–' : String(c.clients),
       bytes(c.mapped_bytes), bytes(c.proportional_bytes),
       c.private_limit_bytes ? `${bytes(c.private_bytes)} of ${bytes(c.private_limit_bytes)}`
         : bytes(c.private_bytes)];
@@ -396,17 +420,20 @@ function mpsLine(mps) {
 function makePool() {
   const box = el('section', { class: 'pool' });
   const id = newId();
-  box.setAttribute('aria-labelledby', id);
+  const number = newId();
+  // A pod with several GPUs has several of these.
+  box.setAttribute('aria-labelledby', `${id} ${number}`);
   box.swatch = el('span');
   box.name = el('span');
   box.sizes = el('span', { class: 'quiet' });
+  box.gpus = el('span', { id: number, class: 'gpus quiet' });
   box.broker = el('span');
   box.mps = el('span');
   box.buffers = makeFold(makeBuffers);
   box.containers = makeContainers();
   box.append(
-    el('div', { class: 'head' }, el('h3', { id }, box.swatch, box.name), box.sizes, box.broker,
-      box.mps),
+    el('div', { class: 'head' }, el('h3', { id }, box.swatch, box.name), box.sizes, box.gpus,
+      box.broker, box.mps),
     el('div', { class: 'tables' }, box.buffers, box.containers));
   return box;
 }
@@ -416,6 +443,9 @@ function drawPool(box, pool) {
   setText(box.name, podName(pool));
   setText(box.sizes, `${bytes(pool.allocated_bytes)} in ${count(pool.buffers.length, 'buffer')}, ` +
     `of ${bytes(pool.size_bytes)} granted`);
+  const number = numberOf(pool);
+  setText(box.gpus, number);
+  box.gpus.hidden = number === '';
   setText(box.broker, BROKERS[pool.broker] ?? pool.broker);
   setClass(box.broker, pool.broker === 'connected' ? 'quiet' : 'warn');
   const [mps, look] = mpsLine(pool.mps);
@@ -423,7 +453,7 @@ function drawPool(box, pool) {
   setClass(box.mps, look);
   const largest = [...pool.buffers].sort((a, b) => b.allocated_bytes - a.allocated_bytes);
   drawFold(box.buffers, largest, BUFFERS_SHOWN, 'buffer', drawBuffers);
-  drawContainers(box.containers, pool.containers);
+  drawContainers(box.containers, pool);
 }
 
 const drawPools = (box, pools) => sync(box, pools, (p) => p.allocation, makePool, drawPool);
@@ -533,6 +563,7 @@ function drawResources(resources) {
 function draw(doc) {
   nowMs = doc.time_unix_ms;
   assignColours(doc.gpus);
+  collectGpus(doc.gpus);
   document.title = `${doc.node} · gpushm`;
   setText(byId('node'), doc.node);
   setText(byId('saved'), bytes(sum(doc.gpus, (gpu) => gpu.saved_bytes)));
@@ -542,7 +573,7 @@ function draw(doc) {
     ['Granted to pods', `${bytes(sum(doc.gpus, (gpu) => gpu.bound_bytes))} of ` +
       bytes(sum(doc.gpus, (gpu) => gpu.allocatable_bytes))],
     ['GPUs healthy', `${doc.gpus.filter((gpu) => gpu.healthy).length} of ${doc.gpus.length}`],
-    ['Pods', String(pools.length)],
+    ['Pods', String(new Set(pools.map((pool) => pool.allocation)).size)],
     ['Buffers', String(sum(pools, (pool) => pool.buffers.length))],
     ['Plugin up for', duration(nowMs - doc.started_unix_ms)],
   ]);

@@ -23,24 +23,53 @@ Result<ExitCode> Run(const Context& context) {
 
 int ExitOf(ExitCode code) { return static_cast<int>(code); }
 
-// The deepest command on the line, for "gpushmctl COMMAND --help".
-std::string NamedCommand(const CLI::App& app) {
-  for (const CLI::App* command : app.get_subcommands()) return command->get_name() + " ";
-  return "";
+// The deepest command on the line.
+const CLI::App& NamedCommand(const CLI::App& app) {
+  const CLI::App* named = &app;
+  while (!named->get_subcommands().empty()) named = named->get_subcommands().front();
+  return *named;
+}
+
+// "gpushmctl gpu drain"
+std::string LineOf(const CLI::App& command) {
+  const CLI::App* const parent = command.get_parent();
+  return parent == nullptr ? command.get_name()
+                           : Concat(LineOf(*parent), " ", command.get_name());
+}
+
+// CLI11 reports only that a command is missing.
+Status MissingCommand(const CLI::App& command, const std::vector<std::string>& rest) {
+  const std::string line = LineOf(command);
+  const std::string help = Concat(line, " --help describes ");
+  if (command.get_parent() == nullptr) {
+    return Status(Code::kInvalidArgument, Concat("unknown command \"", rest.front(), "\""),
+                  help + "the arguments");
+  }
+  const auto words = command.get_subcommands([](const CLI::App*) { return true; });
+  std::string list;
+  for (const CLI::App* word : words) {
+    list += word == words.front() ? "" : word == words.back() ? " or " : ", ";
+    list += word->get_name();
+  }
+  return Status(Code::kInvalidArgument,
+                rest.empty() ? Concat("\"", line, "\" needs one more word: ", list)
+                             : Concat("\"", line, " ", rest.front(), "\": the word after \"", line,
+                                      "\" is ", list),
+                Concat("for example: ", line, " ", words.front()->get_name(), "; ", help, "them"));
 }
 
 int ParseFailed(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& command = NamedCommand(app);
   Status status(Code::kInvalidArgument, error.what(),
-                Concat("gpushmctl ", NamedCommand(app), "--help describes the arguments"));
-  if (app.get_subcommands().empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
-    // CLI11 reports only that a command is missing.
-    const std::vector<std::string> rest = app.remaining();
-    if (rest.empty()) {
+                Concat(LineOf(command), " --help describes the arguments"));
+  if (command.get_require_subcommand_min() > 0 &&
+      dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    const std::vector<std::string> rest = app.remaining(/*recurse=*/true);
+    if (rest.empty() && &command == &app) {
       PrintError(app.help());
       return ExitOf(ExitCode::kUsage);
     }
-    status = Status(Code::kInvalidArgument, Concat("unknown command \"", rest.front(), "\""),
-                    status.remedy());
+    status = MissingCommand(command, rest);
   }
   PrintError(ErrorText(status));
   return ExitOf(ExitCode::kUsage);

@@ -534,5 +534,33 @@ TEST(CommandLine, GlobalOptionsGoAnywhereAndCommandsAreNames) {
   EXPECT_EQ(context.globals.TimeoutMs(), GPUSHM_DONT_WAIT);
 }
 
+// What Main prints on stderr. The line is one that the parser refuses.
+std::string Refused(std::vector<std::string> line) {
+  line.insert(line.begin(), "gpushmctl");
+  std::vector<char*> arguments;
+  for (std::string& word : line) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(Main(static_cast<int>(line.size()), arguments.data()), 2);
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(CommandLine, ACommandOfCommandsNamesThem) {
+  EXPECT_EQ(Refused({"gpu"}),
+            "gpushmctl: \"gpushmctl gpu\" needs one more word: ls, drain or undrain\n"
+            "remedy: for example: gpushmctl gpu ls; gpushmctl gpu --help describes them\n");
+  EXPECT_EQ(Refused({"gpu", "dran", "0"}),
+            "gpushmctl: \"gpushmctl gpu dran\": the word after \"gpushmctl gpu\" is ls, drain or "
+            "undrain\n"
+            "remedy: for example: gpushmctl gpu ls; gpushmctl gpu --help describes them\n");
+  EXPECT_EQ(Refused({"gpu", "drain"}),
+            "gpushmctl: GPU is required\n"
+            "remedy: gpushmctl gpu drain --help describes the arguments\n");
+  EXPECT_EQ(Refused({"dran"}),
+            "gpushmctl: unknown command \"dran\"\n"
+            "remedy: gpushmctl --help describes the arguments\n");
+  EXPECT_THAT(Refused({}), HasSubstr("completion"));
+}
+
 }  // namespace
 }  // namespace gpushm::ctl

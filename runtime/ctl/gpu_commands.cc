@@ -72,6 +72,8 @@ Json HoldersJson(const Gpu& gpu) {
     holders.push_back({{"allocation", pool.allocation},
                        {"namespace", pool.name_space},
                        {"pod", pool.pod},
+                       {"gpu_number", pool.gpu_number},
+                       {"pod_gpus", pool.pod_gpus},
                        {"size_bytes", pool.size_bytes}});
   }
   return holders;
@@ -111,23 +113,6 @@ Result<ExitCode> RunList(const Context& context, const Arguments& arguments) {
                {StateOf(gpu), good ? Color::kGreen : Color::kYellow}});
   }
   return PrintDone(table.Render(context.StdoutStyle().color));
-}
-
-std::string HoldersText(const Gpu& gpu, bool color) {
-  if (gpu.pools.empty()) return "No pod holds memory there.\n";
-  Table table({{"POD"}, {"GRANTED", true}, {"IN BUFFERS", true}, {"CONTAINERS"}});
-  for (const Pool& pool : gpu.pools) {
-    std::string containers;
-    for (const auto& container : pool.containers) {
-      if (container.clients == 0) continue;
-      containers += (containers.empty() ? "" : ", ") + Printable(container.name);
-    }
-    table.Add({{PodOf(pool)},
-               {FormatBytes(pool.size_bytes)},
-               {FormatBytes(pool.allocated_bytes)},
-               {containers.empty() ? "-" : containers}});
-  }
-  return Concat("These pods stay until they end:\n\n", table.Render(color));
 }
 
 // Waits until the plugin shows it.
@@ -176,7 +161,7 @@ Result<ExitCode> RunChange(const Context& context, const Arguments& arguments, b
   for (const Gpu& gpu : *after) {
     text += Concat("GPU ", gpu.index, " (", Printable(gpu.uuid), ") ",
                    drain ? "is drained: no new pod gets it. " : "is in service.\n");
-    if (drain) text += HoldersText(gpu, context.StdoutStyle().color);
+    if (drain) text += PodsText(*node, gpu, context.StdoutStyle().color);
   }
   return PrintDone(text);
 }

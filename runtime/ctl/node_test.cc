@@ -121,6 +121,37 @@ TEST(NodeText, SaysWhatIsNotKnownAndWhatIsSick) {
               HasSubstr("gpushm manages no GPU of"));
 }
 
+// A pod with the GPUs 0 and 1, and one that has GPU 1 only.
+status::Node Pair() {
+  status::Pool first{.allocation = "m0000", .name_space = "rl", .pod = "trainer", .pod_gpus = 2};
+  first.broker = "connected";
+  first.buffers = {{.name = "weights-0", .state = "ready"}};
+  status::Pool second = first;
+  first.containers = {{.name = "engine", .clients = 3}};
+  second.gpu_number = 1;
+  second.buffers[0].name = "weights-1";
+  second.containers = {{.name = "engine"}};
+  const status::Pool other{.allocation = "m0004", .name_space = "chat", .pod = "server"};
+  status::Node node{.gpus = {{.uuid = "GPU-a", .index = 0}, {.uuid = "GPU-b", .index = 1}}};
+  node.gpus[0].pools = {first};
+  node.gpus[1].pools = {second, other};
+  return node;
+}
+
+TEST(NodeText, NumbersTheGpusOfAPodWithSeveral) {
+  const std::string text = NodeText(Pair(), {});
+  EXPECT_THAT(text, HasSubstr("0    rl/trainer (number 0 of its 2 GPUs)"));
+  EXPECT_THAT(text, HasSubstr("1    rl/trainer (number 1 of its 2 GPUs)"));
+  EXPECT_THAT(text, Not(HasSubstr("server (number")));
+}
+
+TEST(PodsText, NamesThePodsProcessesOnEachOfItsGpus) {
+  const status::Node node = Pair();
+  const std::string text = PodsText(node, node.gpus[1], false);
+  EXPECT_THAT(text, ::testing::ContainsRegex("trainer .number 1 of its 2 GPUs. +0 +0 +engine\n"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("chat/server +0 +0 +-\n"));
+}
+
 TEST(ParseAddress, TakesNumbersOnly) {
   EXPECT_EQ(ParseAddress("127.0.0.1:9401").value().port, "9401");
   EXPECT_EQ(ParseAddress("localhost:1").value().host, "127.0.0.1");

@@ -131,7 +131,7 @@ void AddBuffer(const Gpu& gpu, const Pool& pool, const Buffer& buffer, bool firs
     const bool away = pool.broker != "connected";
     const bool no_mps = pool.mps && !pool.mps->ready;
     row = {{std::to_string(gpu.index)},
-           {PodOf(pool) + (away ? " (broker " + Printable(pool.broker) + ")" : "") +
+           {PodOnGpu(pool) + (away ? " (broker " + Printable(pool.broker) + ")" : "") +
                 (no_mps ? " (MPS not ready)" : ""),
             away || no_mps ? Color::kYellow : Color::kNone}};
   } else {
@@ -175,7 +175,7 @@ std::string HoldersText(const status::Node& node, const Style& style) {
       for (const Buffer* buffer : largest) {
         AddBuffer(gpu, pool, *buffer, buffer == largest.front(), &table);
       }
-      if (largest.empty()) table.Add({{std::to_string(gpu.index)}, {PodOf(pool)}, {"-"}});
+      if (largest.empty()) table.Add({{std::to_string(gpu.index)}, {PodOnGpu(pool)}, {"-"}});
       any = true;
     }
   }
@@ -183,10 +183,30 @@ std::string HoldersText(const status::Node& node, const Style& style) {
              : "No GPU is bound yet: no pod of this node requests GPU memory.\n";
 }
 
+// The containers that have processes. A pod of several GPUs states them with its first GPU.
+std::string BusyContainers(const status::Node& node, const std::string& allocation) {
+  std::string names;
+  for (const Gpu& gpu : node.gpus) {
+    for (const Pool& pool : gpu.pools) {
+      if (pool.allocation != allocation) continue;
+      for (const auto& container : pool.containers) {
+        if (container.clients == 0) continue;
+        names += (names.empty() ? "" : ", ") + Printable(container.name);
+      }
+    }
+  }
+  return names.empty() ? "-" : names;
+}
+
 }  // namespace
 
 std::string PodOf(const Pool& pool) {
   return Printable(pool.pod.empty() ? pool.allocation : Concat(pool.name_space, "/", pool.pod));
+}
+
+std::string PodOnGpu(const Pool& pool) {
+  if (pool.pod_gpus < 2) return PodOf(pool);
+  return Concat(PodOf(pool), " (number ", pool.gpu_number, " of its ", pool.pod_gpus, " GPUs)");
 }
 
 std::string NodeText(const status::Node& node, const NodeStyle& style) {
@@ -200,6 +220,18 @@ std::string NodeText(const status::Node& node, const NodeStyle& style) {
   size_t end = 0;
   for (int line = 0; line < room; ++line) end = text.find('\n', end) + 1;
   return text.substr(0, end) + Concat("... and ", lines - room, " more lines\n");
+}
+
+std::string PodsText(const status::Node& node, const Gpu& gpu, bool color) {
+  if (gpu.pools.empty()) return "No pod holds memory there.\n";
+  Table table({{"POD"}, {"GRANTED", true}, {"IN BUFFERS", true}, {"CONTAINERS"}});
+  for (const Pool& pool : gpu.pools) {
+    table.Add({{PodOnGpu(pool)},
+               {FormatBytes(pool.size_bytes)},
+               {FormatBytes(pool.allocated_bytes)},
+               {BusyContainers(node, pool.allocation)}});
+  }
+  return Concat("These pods stay until they end:\n\n", table.Render(color));
 }
 
 }  // namespace gpushm::ctl

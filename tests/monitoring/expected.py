@@ -15,6 +15,22 @@ def each(name):
     return lambda v: v.each(name)
 
 
+def once(function):
+    """Of what a pod has once, in a dashboard that selects GPUs."""
+    return lambda v: function(v.once())
+
+
+def pods(v):
+    return or_zero(count(count(v.each("gpushm_pool_size_bytes"), "cluster", "instance", *POD)))
+
+
+def brokers_on_gpus(v):
+    """The state of each pod's broker, for each of its selected GPUs."""
+    connected = v.once().sum("gpushm_broker_connected", "instance", *POD)
+    return {labels: connected[frozenset(pair for pair in labels if pair[0] != "gpu_uuid")]
+            for labels in v.sum("gpushm_pool_size_bytes", "instance", *POD, "gpu_uuid")}
+
+
 def summed(name, *by, **where):
     return lambda v: v.sum(name, *by, **where)
 
@@ -71,7 +87,7 @@ FLEET = {
     "Unhealthy GPUs": [number_of_zeros("gpushm_gpu_healthy")],
     "Buffers": [number("gpushm_buffer_ready")],
     "Attachments": [lambda v: or_zero(v.sum("gpushm_buffer_attachments"))],
-    "Pods": [number("gpushm_pool_size_bytes")],
+    "Pods": [pods],
     "Kept for a successor": [summed("gpushm_kept_bytes")],
     "Targets down": [number_of_zeros("up")],
     "Busy": BUSY,
@@ -110,8 +126,8 @@ ONE_GPU = {
     "Outside buffers": [summed("gpushm_gpu_memory_other_bytes", *GPU),
                            summed("gpushm_container_memory_private_bytes", *GPU)],
     "Kept for brokers that are gone": [each("gpushm_kept_bytes")],
-    "Pods on it": [summed(f"gpushm_{name}", "instance", *POD, "gpu_uuid") for name in (
-        "pool_size_bytes", "pool_allocated_bytes", "broker_connected")],
+    "Pods on it": [*(summed(f"gpushm_{name}", "instance", *POD, "gpu_uuid") for name in (
+        "pool_size_bytes", "pool_allocated_bytes")), brokers_on_gpus],
     "Utilisation": [each("gpushm_gpu_utilization_ratio"), each("gpushm_gpu_memory_activity_ratio")],
     "Temperature over time": [each("gpushm_gpu_temperature_celsius"),
                               each("gpushm_gpu_memory_temperature_celsius")],
@@ -144,26 +160,29 @@ def of_container(*names):
 
 
 def rates_of_container(*names):
-    return [rate(f"gpushm_container_{name}_total", *CONTAINER) for name in names]
+    return [once(rate(f"gpushm_container_{name}_total", *CONTAINER)) for name in names]
 
 
 WORKLOAD = {
     "Granted": [summed("gpushm_pool_size_bytes")],
     "Allocated": [summed("gpushm_pool_allocated_bytes")],
     "Mapped": [summed("gpushm_container_memory_mapped_bytes")],
-    "Processes": [lambda v: or_zero(v.sum("gpushm_container_clients"))],
+    "Processes": [once(lambda v: or_zero(v.sum("gpushm_container_clients")))],
     "Buffers not ready": [number_of_zeros("gpushm_buffer_ready")],
-    "Brokers gone": [number_of_zeros("gpushm_broker_connected")],
-    "Containers": of_container("memory_mapped_bytes", "memory_proportional_bytes",
-                               "memory_private_bytes", "memory_private_limit_bytes", "clients"),
+    "Brokers gone": [once(number_of_zeros("gpushm_broker_connected"))],
+    "Containers": [*of_container("memory_mapped_bytes", "memory_proportional_bytes",
+                                 "memory_private_bytes", "memory_private_limit_bytes"),
+                   once(summed("gpushm_container_clients", *CONTAINER))],
     "Proportional bytes": of_container("memory_proportional_bytes"),
     "Mapped bytes": of_container("memory_mapped_bytes"),
-    "Pools": [summed("gpushm_pool_size_bytes", *POD), summed("gpushm_pool_allocated_bytes", *POD)],
-    "Brokers": [summed("gpushm_broker_connected", *POD)],
-    "MPS": [summed("gpushm_mps_ready", *POD)],
-    "MPS clients": [summed("gpushm_mps_clients", *POD), summed("gpushm_mps_outside_processes", *POD)],
+    "Pools": [summed(f"gpushm_pool_{name}_bytes", *POD, "gpu_uuid") for name in (
+        "size", "allocated")],
+    "Brokers": [once(summed("gpushm_broker_connected", *POD))],
+    "MPS": [once(summed("gpushm_mps_ready", *POD))],
+    "MPS clients": [once(summed(f"gpushm_mps_{name}", *POD)) for name in (
+        "clients", "outside_processes")],
     "Buffers by name": [
-        summed("gpushm_buffer_info", *BUFFER, "transport", "creator", "state"),
+        summed("gpushm_buffer_info", *BUFFER, "gpu_uuid", "transport", "creator", "state"),
         *(summed(f"gpushm_buffer_{name}", *BUFFER) for name in (
             "ready", "size_bytes", "content_bytes", "allocated_bytes", "generations",
             "attachments")),
@@ -171,12 +190,13 @@ WORKLOAD = {
     "Size, allocated, loaded": [summed(f"gpushm_buffer_{name}_bytes", *BUFFER)
                                 for name in ("size", "allocated", "loaded")],
     "Attachments": [summed("gpushm_buffer_attachments", *BUFFER, "access")],
-    "Who maps what": [summed("gpushm_attachment_mapped_bytes", *CONTAINER, "buffer", "access")],
-    "Signals, barriers and rings": [summed("gpushm_sync_objects", *POD, "kind", "state")],
+    "Who maps what": [summed("gpushm_attachment_mapped_bytes", *CONTAINER, "buffer", "gpu_uuid",
+                             "access")],
+    "Signals, barriers and rings": [once(summed("gpushm_sync_objects", *POD, "kind", "state"))],
     "Attaches": rates_of_container("attaches", "detaches"),
     "Cached attaches": rates_of_container("cached_attaches"),
-    "Errors": [rate("gpushm_container_errors_total", *CONTAINER, "code")],
-    "Mean wait": [mean_wait],
+    "Errors": [once(rate("gpushm_container_errors_total", *CONTAINER, "code"))],
+    "Mean wait": [once(mean_wait)],
     "Waits that ended at their deadline": rates_of_container("wait_timeouts"),
     "Loaded and saved": rates_of_container("loaded_bytes", "saved_bytes"),
 }

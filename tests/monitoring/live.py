@@ -94,7 +94,8 @@ def targets_of(prometheus):
 
 
 def selections(dashboard, load):
-    """Everything, and one of each variable: the first pod of the load."""
+    """Everything, and one of each variable: the first pod of the load, and the second GPU of a pod
+    with two."""
     names = [v["name"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
     sample = next(s for s in load.samples if s.name == "gpushm_pool_size_bytes")
     one = {"cluster": CLUSTER, "job": "gpushm-plugin", "instance": sample.instance,
@@ -102,8 +103,13 @@ def selections(dashboard, load):
            "gpu": sample.labels["gpu_uuid"]}
     yield {v["name"]: v["allValue"] for v in dashboard["templating"]["list"]
            if v["type"] == "query"}, {}
-    yield ({name: one[name] for name in names},
-           {"gpu_uuid" if name == "gpu" else name: one[name] for name in names})
+    pair = [s for s in load.samples if s.name == "gpushm_pool_size_bytes"
+            and s.labels["pod"].endswith("-pair")]
+    second = {**one, "instance": pair[1].instance, "namespace": pair[1].labels["namespace"],
+              "pod": pair[1].labels["pod"], "gpu": pair[1].labels["gpu_uuid"]}
+    for values in (one, second):
+        yield ({name: values[name] for name in names},
+               {"gpu_uuid" if name == "gpu" else name: values[name] for name in names})
 
 
 def fill(text, values):

@@ -66,8 +66,9 @@ def make(seed, start):
 
 def plugin(load, rng, target, gpus):
     bound = 0
+    pair = []  # A pod with the node's first two GPUs.
     for index in range(gpus):
-        bound += gpu(load, rng, target, index)
+        bound += gpu(load, rng, target, index, pair if gpus > 1 else None)
     for name in ("attaches", "cached_attaches", "loaded_bytes", "saved_bytes"):
         load.add(target, f"gpushm_{name}_total", whole(rng, 1, 9999), whole(rng, 10, 99))
     for code in CODES:
@@ -118,8 +119,8 @@ def spread(rng, bounds):
     return [whole(rng, 1, 8) for _ in bounds[:-2]] + [0.0, 0.0, 0.0]
 
 
-def gpu(load, rng, target, index):
-    """Returns the number of bound units."""
+def gpu(load, rng, target, index, pair=None):
+    """Returns the number of bound units. `pair`: the GPUs so far of the pod that has several."""
     uuid = f"GPU-{target[1]}-{index}"
 
     def add(name, value, rate=0.0, **labels):
@@ -127,6 +128,10 @@ def gpu(load, rng, target, index):
     bound = buffers = saved = 0
     for number in range(rng.randint(1, 3)):
         pod = Pod(load, rng, target, uuid, f"{target[1]}-{index}-{number}")
+        bound, buffers, saved = bound + pod.size, buffers + pod.allocated, saved + pod.saved
+    if pair is not None:
+        pod = Pod(load, rng, target, uuid, f"{target[1]}-pair", pair)
+        pair.append(pod)
         bound, buffers, saved = bound + pod.size, buffers + pod.allocated, saved + pod.saved
     other = whole(rng, 700, 1000) * MIB
     add("info", 1.0, gpu=str(index), model="NVIDIA H200", pci_bus_id=f"0000:{index:02x}:00.0",
@@ -168,23 +173,33 @@ def gpu(load, rng, target, index):
 
 
 class Pod:
-    """Its buffers, each attached by some containers; buffers without attachments belong to the
-    sidecar."""
+    """What a pod has on a GPU: its buffers, each attached by some containers; buffers without
+    attachments belong to the sidecar. `others`: the same of its GPUs before. What it has once is
+    with the first."""
 
-    def __init__(self, load, rng, target, uuid, name):
+    def __init__(self, load, rng, target, uuid, name, others=()):
         self.load, self.rng, self.target = load, rng, target
-        self.labels = {"namespace": rng.choice(("chat", "vision", "train")), "pod": name,
-                       "gpu_uuid": uuid}
+        self.first = not others
+        namespace = (rng.choice(("chat", "vision", "train")) if self.first
+                     else others[0].labels["namespace"])
+        self.labels = {"namespace": namespace, "pod": name, "gpu_uuid": uuid}
         self.allocated = self.saved = 0
         self.mapped, self.proportional, self.clients = {SIDECAR: 0.0}, {SIDECAR: 0.0}, {SIDECAR: 0}
         for container in ("engine", "server")[:rng.randint(1, 2)]:
             self.mapped[container] = self.proportional[container] = 0.0
-            self.clients[container] = rng.randint(1, 3)
+            self.clients[container] = rng.randint(1, 3) if self.first else 0
         for buffer in ("weights", "kv-cache", "frames")[:rng.randint(1, 3)]:
-            self.buffer(buffer)
+            self.buffer(buffer + (f"-{len(others)}" if name.endswith("-pair") else ""))
         self.size = (self.allocated // GIB + 2) * GIB
         self.add("pool_size_bytes", float(self.size))
         self.add("pool_allocated_bytes", float(self.allocated))
+        if self.first:
+            self.once()
+        for container in self.mapped:
+            self.container(container)
+
+    def once(self):
+        rng = self.rng
         self.add("broker_connected", 1.0)
         self.add("mps_ready", 1.0)
         self.add("mps_clients", float(rng.randint(0, 40)))
@@ -193,8 +208,8 @@ class Pod:
         self.add("mps_outside_processes", 0.0)
         self.add("link_memory_bytes", float(rng.randint(1, 900) * 1024))
         self.add("link_exhausted_total", 0.0)
-        for container in self.mapped:
-            self.container(container)
+        for kind, state in (("signal", "live"), ("queue", "unused")):
+            self.add("sync_objects", float(rng.randint(0, 5)), kind=kind, state=state)
 
     def add(self, name, value, rate=0.0, **labels):
         self.load.add(self.target, f"gpushm_{name}", value, rate, **self.labels, **labels)
@@ -228,7 +243,7 @@ class Pod:
         self.add("buffer_allocated_bytes", float(physical), **of)
         self.add("buffer_generations", float(generations), **of)
         self.add("buffer_created_timestamp_seconds", self.load.start - rng.randint(60, 9000), **of)
-        if name == "weights":
+        if name.startswith("weights"):
             self.add("buffer_loaded_bytes", float(size), **of)
 
     def container(self, name):
@@ -240,6 +255,8 @@ class Pod:
             return
         self.add("container_memory_private_bytes", whole(rng, 1, 600) * MIB, **of)
         self.add("container_memory_private_limit_bytes", float(GIB), **of)
+        if not self.first:
+            return
         for counter in ("attaches", "cached_attaches", "detaches", "waits", "wait_seconds",
                         "wait_timeouts", "loaded_bytes", "saved_bytes"):
             self.add(f"container_{counter}_total", whole(rng, 1, 9999), whole(rng, 1, 99), **of)

@@ -1,5 +1,6 @@
 """Instant vectors computed from a load: {labels: value}, as Prometheus would answer."""
 
+import copy
 import math
 
 
@@ -12,12 +13,27 @@ class View:
 
     def __init__(self, load, now, extra, selected=None, window=12):
         self.now, self.window = now, window
-        self.samples = []
-        for sample in load.samples:
-            labels = {**extra[sample.job, sample.instance], **sample.labels}
-            if all(labels.get(k, "") == v for k, v in (selected or {}).items()):
-                self.samples.append((sample, labels))
         self.seconds = now - load.start
+        every = [(s, {**extra[s.job, s.instance], **s.labels}) for s in load.samples]
+
+        def chosen(labels, but=()):
+            return all(labels.get(k, "") == v for k, v in (selected or {}).items() if k not in but)
+        self.samples = [(s, labels) for s, labels in every if chosen(labels)]
+        # What pods have once is with their first GPU. It counts if the pod has any selected one.
+        self.pods = {self.pod(labels) for s, labels in self.samples
+                     if s.name == "gpushm_pool_size_bytes"}
+        self.of_pods = [(s, labels) for s, labels in every
+                        if self.pod(labels) in self.pods and chosen(labels, but=("gpu_uuid",))]
+
+    @staticmethod
+    def pod(labels):
+        return tuple(labels.get(k, "") for k in ("instance", "namespace", "pod"))
+
+    def once(self):
+        """The same view, for what pods have once."""
+        view = copy.copy(self)
+        view.samples = self.of_pods
+        return view
 
     def vector(self, name, value, where):
         return {key(labels): value(sample) for sample, labels in self.samples

@@ -39,12 +39,14 @@ def mps(clients, **more):
 
 
 def pool(allocation, namespace, pod, size, buffers, broker="connected", private=None,
-         mps=None):
+         mps=None, number=0, gpus=1):
+    """`number`: of that GPU among the `gpus` of the pod. Only number 0 has what the pod has once."""
     names = sorted({a["container"] for b in buffers for a in b["attachments"]})
     containers = []
     for name in names:
         mine = [a for b in buffers for a in b["attachments"] if a["container"] == name]
-        containers.append({"name": name, "clients": max(a["count"] for a in mine),
+        containers.append({"name": name,
+                           "clients": 0 if number else max(a["count"] for a in mine),
                            "mapped_bytes": sum(a["mapped_bytes"] for a in mine),
                            "proportional_bytes": sum(a["proportional_bytes"] for a in mine),
                            "private_bytes": private,
@@ -53,8 +55,8 @@ def pool(allocation, namespace, pod, size, buffers, broker="connected", private=
     shared_out = sum(c["proportional_bytes"] for c in containers)
     containers.append({"name": "gpushm", "clients": 0, "mapped_bytes": 0,
                        "proportional_bytes": allocated - shared_out, "private_bytes": None})
-    return {"allocation": allocation, "namespace": namespace, "pod": pod, "size_bytes": size,
-            "allocated_bytes": allocated, "broker": broker, "buffers": buffers,
+    return {"allocation": allocation, "namespace": namespace, "pod": pod, "gpu_number": number,
+            "pod_gpus": gpus, "size_bytes": size, "allocated_bytes": allocated, "broker": broker, "buffers": buffers,
             "containers": containers, "mps": mps}
 
 
@@ -112,6 +114,22 @@ def busy():
         gpu(3, [], healthy=False, reason="XID 79: the GPU has fallen off the bus; "
             "reset it or reboot the node", utilization=None, temperature_celsius=None,
             power_watts=None, sampled_unix_ms=None)])
+
+
+def several():
+    """A pod with two GPUs next to one with a single GPU, whose GPU is the other's second, and one
+    with a GPU that this plugin does not advertise."""
+    first = pool("m0000", "chat", "tensor-0", 48 * GIB, [
+        buffer("weights-0", 32 * GIB, [("engine", "ro", 2)]),
+        buffer("requests", 64 * MIB, [("engine", "rw", 1)])], mps=mps(2), number=0, gpus=2)
+    second = pool("m0000", "chat", "tensor-0", 48 * GIB, [
+        buffer("weights-1", 32 * GIB, [("engine", "ro", 2)]),
+        buffer("kv", 8 * GIB, [("engine", "rw", 1)])], number=1, gpus=2)
+    alone = pool("m0096", "chat", "server-0", 24 * GIB, [
+        buffer("weights", 16 * GIB, [("engine", "ro", 1)])], mps=mps(1))
+    half = pool("m0120", "rl", "trainer-0", 16 * GIB, [
+        buffer("policy", 4 * GIB, [("trainer", "rw", 1)])], number=1, gpus=2)
+    return document([gpu(0, [half]), gpu(2, [first]), gpu(3, [second, alone])])
 
 
 def hostile():

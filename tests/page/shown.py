@@ -50,7 +50,7 @@ def totals(doc):
     return {"saved": total["saved_bytes"], "In buffers": total["buffers_bytes"],
             "Granted to pods": f"{total['bound_bytes']} of {total['allocatable_bytes']}",
             "GPUs healthy": f"{sum(g['healthy'] for g in gpus)} of {len(gpus)}",
-            "Pods": str(len(pools)), "Buffers": str(sum(len(p["buffers"]) for p in pools))}
+            "Pods": str(len({p["allocation"] for p in pools})), "Buffers": str(sum(len(p["buffers"]) for p in pools))}
 
 
 def figures(gpu):
@@ -77,8 +77,21 @@ def buffer_rows(pool):
     return rows
 
 
+def of_gpus(pool, doc):
+    if pool["pod_gpus"] < 2:
+        return ""
+    where = {p["gpu_number"]: f"GPU {g['index']}" for g in doc["gpus"] for p in g["pools"]
+             if p["allocation"] == pool["allocation"]}
+    names = ", ".join(where.get(n, "another") for n in range(pool["pod_gpus"]))
+    text = f"number {pool['gpu_number']} of the pod’s {pool['pod_gpus']} GPUs: {names}"
+    if pool["gpu_number"] and 0 in where:
+        text += f"; clients are counted on {where[0]}"
+    return text
+
+
 def container_rows(pool):
-    return [[c["name"] if c["name"] != "gpushm" else "gpushm (sidecar)", str(c["clients"]),
+    return [[c["name"] if c["name"] != "gpushm" else "gpushm (sidecar)",
+             "–" if pool["gpu_number"] else str(c["clients"]),
              in_bytes(c["mapped_bytes"]), in_bytes(c["proportional_bytes"]),
              in_bytes(c["private_bytes"]) + (
                  f" of {in_bytes(c['private_limit_bytes'])}" if c.get("private_limit_bytes") else "")]
@@ -126,6 +139,7 @@ READ = """() => {
         {kind: b.className.split(' ')[0], share: Number(b.parentNode.style.flexGrow) / 1000})),
       pools: [...card.querySelectorAll('.pool')].map((pool) => ({
         name: pool.querySelector('h3').textContent,
+        gpus: pool.querySelector('.gpus').textContent,
         mps: pool.querySelector('.head').lastChild.textContent,
         buffers: rows(pool.querySelectorAll('table.buffers')),
         containers: rows(pool.querySelectorAll('table.containers'))})),
@@ -164,6 +178,7 @@ def check(case, doc, page):
             case.assertEqual(box["mps"], mps_line(pool.get("mps")))
             case.assertEqual(box["buffers"], buffer_rows(pool), json.dumps(pool)[:400])
             case.assertEqual(box["containers"], container_rows(pool))
+            case.assertEqual(box["gpus"], of_gpus(pool, doc))
 
 
 def check_bar(case, parts, gpu):

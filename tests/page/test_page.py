@@ -87,7 +87,7 @@ class AnyPluginTest(PageCase):
             return
         plugin = Plugin()
         self.addCleanup(plugin.close)
-        for make in (fixtures.busy, fixtures.empty, fixtures.no_gpu, fixtures.hostile):
+        for make in (fixtures.busy, fixtures.several, fixtures.empty, fixtures.no_gpu, fixtures.hostile):
             with self.subTest(make.__name__):
                 plugin.document = make()
                 check(plugin.url)
@@ -287,6 +287,29 @@ class FixtureTest(PageCase):
         self.assertEqual(self.plugin.asked, asked)
         with page.expect_response("**/status.json"):
             page.evaluate(hide, False)
+
+    def test_a_pod_of_two_gpus(self):
+        """Goal: it is one pod, and each of its pools says which of its GPUs it is on."""
+        self.plugin.document = fixtures.several()
+        page, _ = self.open(self.plugin.url)
+        expect(page.locator("#totals div", has_text="Pods3")).to_have_count(1)
+        pools = page.locator(".pool", has_text="chat/tensor-0")
+        expect(pools).to_have_count(2)
+        for number in (0, 1):
+            expect(pools.nth(number)).to_contain_text(
+                f"number {number} of the pod’s 2 GPUs: GPU 2, GPU 3")
+        expect(page.locator(".pool", has_text="trainer-0")).to_contain_text(
+            "number 1 of the pod’s 2 GPUs")
+        self.assertEqual(page.locator(".pool", has_text="server-0").text_content().count("of the pod"),
+                         0)
+        clients = pools.nth(1).locator("table.containers tbody tr:first-child td:nth-child(2)").first
+        expect(clients).to_have_text("–")
+        expect(pools.nth(1)).to_contain_text("clients are counted on GPU 2")
+        colours = {pools.nth(i).locator(".swatch").get_attribute("class") for i in (0, 1)}
+        self.assertEqual(len(colours), 1)
+        part = page.get_by_role("button", name="weights-1, chat/tensor-0: ")
+        part.focus()
+        expect(page.locator(".panel:not([hidden])")).to_contain_text("GPU of the pod1 of 2")
 
     def test_hostile_names_are_text(self):
         self.plugin.document = fixtures.hostile()
