@@ -120,6 +120,18 @@ class AnyPluginTest(PageCase):
 
         self.each(check)
 
+    def test_numbers_fit_their_cells(self):
+        """Goal: none runs into the next one or out of its GPU's box, at any width."""
+        def check(url):
+            for width in (1280, 1100, 900, 360):
+                page, _ = self.open(url, viewport={"width": width, "height": 900})
+                self.unfold(page)
+                self.assertEqual(page.evaluate("""() => [...document.querySelectorAll('td.n')]
+                    .filter((cell) => cell.scrollWidth > cell.clientWidth)
+                    .map((cell) => cell.textContent)"""), [], width)
+
+        self.each(check)
+
     def test_keyboard_reaches_everything(self):
         """Tab reaches each bar once, arrows reach each of its parts, and the focus is always
         visible."""
