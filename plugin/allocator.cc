@@ -392,4 +392,9 @@ uint32_t Allocator::FreeUnits(const std::string& gpu) const {
   return book_.FreeUnits(gpu);
 }
 
+std::vector<uint32_t> Allocator::LargestFree() const {
+  const std::lock_guard lock(mutex_);
+  return book_.LargestFree();
+}
+
 }  // namespace gpushm::plugin

@@ -123,6 +123,8 @@ class Allocator final : public kubelet::Handler, public dra::Handler {
   // For callers that must not wait: nothing while a decision is in progress.
   std::optional<BookView> TryLook() const;
   uint32_t FreeUnits(const std::string& gpu) const;
+  // As Book::LargestFree.
+  std::vector<uint32_t> LargestFree() const;
 
  private:
   Result<void> TryPrepare(const ClaimedGpus& claim, const std::function<bool()>& given_up,

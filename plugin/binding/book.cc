@@ -1,6 +1,7 @@
 #include "plugin/binding/book.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "contract/limits.h"
@@ -643,6 +644,26 @@ uint64_t Book::FreeBytes(const std::string& gpu) const {
   }
   const uint64_t all = std::max(found->bytes, found->units * unit_bytes_);
   return used >= all ? 0 : all - used;
+}
+
+std::vector<uint32_t> Book::LargestFree() const {
+  const auto alone = [this](const Gpu& gpu) {
+    return std::ranges::any_of(entries_, [&gpu](const Entry& entry) {
+      return !entry.binding.exclusive.empty() && entry.binding.Has(gpu.uuid);
+    });
+  };
+  uint32_t largest = 0;
+  std::vector<uint32_t> whole;
+  for (const Gpu& gpu : gpus_) {
+    const bool open = gpu.healthy && !gpu.closed() && !alone(gpu);
+    const uint32_t free = open ? FreeUnits(gpu.uuid) : 0;
+    largest = std::max(largest, free);
+    if (!gpu.instance) whole.push_back(free);
+  }
+  std::ranges::sort(whole, std::greater());
+  whole.resize(std::clamp<size_t>(whole.size(), 1, limits::kPodGpus));
+  whole.front() = largest;
+  return whole;
 }
 
 const Gpu* Book::FindGpu(const std::string& uuid) const {

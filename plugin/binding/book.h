@@ -191,6 +191,10 @@ class Book {
   std::set<std::string> Unlisted() const;
   uint32_t FreeUnits(const std::string& gpu) const;
   uint64_t FreeBytes(const std::string& gpu) const;
+  // At index N-1: how many units a new pod of N GPUs can get on each of them, if it shares them
+  // and needs no NVLink. With Tenancy::kNamespace, in the namespace for which that is most. Never
+  // empty; ends with the number of GPUs that a pod can have.
+  std::vector<uint32_t> LargestFree() const;
 
  private:
   struct Entry {

@@ -146,6 +146,22 @@ TEST_F(BookSeveralTest, AloneOnAllOfThem) {
   EXPECT_THAT(book_.Unhealthy(Resource::kExclusive, Ids('x', 0, 4)), SizeIs(1));
 }
 
+TEST_F(BookSeveralTest, LargestFreeIsWhatANewPodGetsOnEach) {
+  EXPECT_THAT(book_.LargestFree(), ElementsAre(10, 10, 10, 10));
+  ASSERT_TRUE(Start("one", {.units = 4}));
+  ASSERT_TRUE(Start("alone", {.units = 1, .exclusive = 1}));
+  EXPECT_THAT(book_.LargestFree(), ElementsAre(10, 10, 6, 0));
+  book_.SetTenancy(Tenancy::kNamespace);
+  EXPECT_THAT(book_.LargestFree(), ElementsAre(10, 10, 6, 0)) << "as for the namespace of the pods";
+  gpus_[2].instance = true;
+  gpus_[2].units = 20;
+  gpus_[3].drained = "a new driver";
+  book_.SetGpus(gpus_);
+  EXPECT_THAT(book_.LargestFree(), ElementsAre(20, 0, 0)) << "MIG instances are not combined";
+  book_.SetGpus({});
+  EXPECT_THAT(book_.LargestFree(), ElementsAre(0));
+}
+
 TEST_F(BookSeveralTest, TenancyHoldsForEachGpu) {
   book_.SetTenancy(Tenancy::kNamespace);
   ASSERT_THAT(Start("one", {.units = 2}, "red")->gpus, ElementsAre("GPU-a"));
@@ -275,6 +291,46 @@ TEST(BookSeveralProperty, ChoosesWhatAnExhaustiveSearchChooses) {
   }
   EXPECT_GT(bound, 2000) << "the test must produce both results";
   EXPECT_GT(refused, 2000);
+}
+
+// Goal: the label promises neither more nor less than the book does. Method: asks copies of the
+// book for exactly as much as it says, and for one unit more.
+TEST(BookSeveralProperty, LargestFreeIsExact) {
+  std::mt19937 random(gpushm::testing::TestSeed(2));
+  for (int node = 0; node < 300; ++node) {
+    std::vector<Gpu> gpus(1 + random() % 5);
+    for (size_t i = 0; i < gpus.size(); ++i) {
+      gpus[i] = {.uuid = Concat("GPU-", i), .units = static_cast<uint32_t>(random() % 20)};
+      gpus[i].healthy = random() % 6 != 0;
+      gpus[i].instance = random() % 6 == 0;
+      if (random() % 6 == 0) gpus[i].drained = "a reason";
+    }
+    Book book(kGiB);
+    book.SetGpus(gpus);
+    size_t id = 0;
+    const auto start = [&id](Book* on, size_t count, size_t units, bool exclusive) {
+      const Owner owner{{"default", Concat("pod-", id)}, "gpushm"};
+      const DeviceIds ids = Ids('m', id, units * count);
+      Snapshot now;
+      now.Add(owner, Resource::kMemory, ids);
+      if (count > 1) now.Add(owner, Resource::kGpus, Ids('g', id, count));
+      if (exclusive) now.Add(owner, Resource::kExclusive, Ids('x', id, count));
+      id += units * count;
+      return on->Bind(Resource::kMemory, ids, now).has_value();
+    };
+    for (int pod = 0; pod < 6; ++pod) {
+      (void)start(&book, 1 + random() % 2, 1 + random() % 8, random() % 6 == 0);
+    }
+    const std::vector<uint32_t> free = book.LargestFree();
+    for (size_t i = 0; i < free.size(); ++i) {
+      Book exactly = book;
+      Book more = book;
+      EXPECT_TRUE(free[i] == 0 || start(&exactly, i + 1, free[i], false)) << i + 1 << " GPUs";
+      EXPECT_FALSE(start(&more, i + 1, free[i] + 1, false)) << i + 1 << " GPUs";
+    }
+    EXPECT_FALSE(start(&book, free.size() + 1, 1, false)) << "a GPU more than it says";
+    ASSERT_FALSE(HasFailure()) << "node " << node;
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "contract/annotations/keys.h"
+#include "sidecar/injector/affinity.h"
 #include "sidecar/injector/plan.h"
 #include "sidecar/injector/pod.h"
 #include "sidecar/injector/sidecar.h"
@@ -54,10 +55,7 @@ void Mount(const Container& container, const Json& mount, Patch* patch) {
 
 // Adds the `entries` that the list does not have yet.
 void PutEntries(const Pointer& list, const std::vector<Json>& entries, Patch* patch) {
-  for (const Json& entry : entries) {
-    if (std::ranges::count(Items(patch->document(), list), entry) > 0) continue;
-    patch->Append(list, entry);
-  }
+  for (const Json& entry : entries) patch->AppendMissing(list, entry);
 }
 
 void PutIntoPod(const PodView& pod, const Plan& plan, const Settings& settings, Patch* patch) {
@@ -75,30 +73,6 @@ void PutIntoPod(const PodView& pod, const Plan& plan, const Settings& settings, 
   if (plan.spec.host_ipc) {
     PutEntries(Pointer("/spec/securityContext/supplementalGroups"), {settings.host_ipc_group},
                patch);
-  }
-}
-
-// Terms are alternatives, so each gets the expression; a pod without terms gets one.
-void PutAffinity(const Plan& plan, const Settings& settings, Patch* patch) {
-  if (plan.spec.gpus == 1 || settings.gpu_count_label.empty()) return;
-  static const Pointer kTerms(
-      "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/"
-      "nodeSelectorTerms");
-  const Json enough = {{"key", settings.gpu_count_label},
-                       {"operator", "Gt"},
-                       {"values", Json::array({std::to_string(plan.spec.gpus - 1)})}};
-  const size_t count = Items(patch->document(), kTerms).size();
-  if (count == 0) {
-    return patch->Append(kTerms, {{"matchExpressions", Json::array({enough})}});
-  }
-  for (size_t i = 0; i < count; ++i) {
-    const Pointer expressions = kTerms / i / "matchExpressions";
-    const auto has_items = [&](const char* list) {
-      return !Items(patch->document(), kTerms / i / list).empty();
-    };
-    // An empty term matches no node, and with the expression it would match some.
-    if (!has_items("matchExpressions") && !has_items("matchFields")) continue;
-    PutEntries(expressions, {enough}, patch);
   }
 }
 
@@ -239,7 +213,7 @@ Verdict Admission::Mutate(const Json& pod) const {
   Patch patch(pod);
   PutMounts(*view, **plan, &patch);
   PutIntoPod(*view, **plan, settings_, &patch);
-  PutAffinity(**plan, settings_, &patch);
+  PutAffinity(*view, **plan, settings_, &patch);
   PutSidecar(*view, **plan, settings_, random_, &patch);
   PutMps(**plan, settings_, &patch);
   patch.Set(Pointer("/metadata/annotations") / std::string(config::kStatusKey), (*plan)->Status());

@@ -201,6 +201,7 @@ void ExpectOnlyAdditions(Json document, const Json& operations) {
       "/spec/(containers|initContainers)/[0-9]+/(volumeMounts|env)(/-)?|"
       "/spec/affinity(/nodeAffinity(/requiredDuringSchedulingIgnoredDuringExecution"
       "(/nodeSelectorTerms(/-|/[0-9]+/matchExpressions(/-)?)?)?)?)?|"
+      "/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution(/-)?|"
       "/spec/(volumes|imagePullSecrets|tolerations)(/-)?|"
       "/spec/securityContext(/supplementalGroups(/-)?)?|"
       "/spec/initContainers(/0)?|"
@@ -264,8 +265,12 @@ TEST(AdmitProperty, APatchOnlyAddsAndIsDoneOnce) {
   settings.pull_secrets = {"ours"};
   settings.tolerations = {"nvidia.com/gpu"};
   settings.gpu_count_label = "nvidia.com/gpu.count";
-  const Admission admission = TestAdmission(settings);
+  settings.largest_free = LargestFree::kPrefer;
+  const Admission prefers = TestAdmission(settings);
+  settings.largest_free = LargestFree::kRequire;
+  const Admission requires_room = TestAdmission(settings);
   for (int i = 0; i < kPods; ++i) {
+    const Admission& admission = generate.Chance(2) ? prefers : requires_room;
     const Json pod = generate.Pod();
     const Verdict verdict = admission.Mutate(pod);
     ASSERT_TRUE(verdict.allowed) << verdict.message << pod;

@@ -73,6 +73,16 @@ void Declare(CLI::App& app, Options* options) {
                  "Key of the nodes' label with the number of their GPUs, such as "
                  "nvidia.com/gpu.count; pods of several GPUs go only to nodes that have so many "
                  "(none)");
+  app.add_option_function<std::string>(
+         "--largest-free",
+         [&settings](const std::string& what) {
+           settings.largest_free = what == "prefer"    ? LargestFree::kPrefer
+                                   : what == "require" ? LargestFree::kRequire
+                                                       : LargestFree::kIgnore;
+         },
+         "What the nodes' label gpushm.io/largest-free means for pods: prefer nodes with room, "
+         "require it (a kubelet that restarts ends running pods), or ignore it (ignore)")
+      ->check(CLI::IsMember({"ignore", "prefer", "require"}));
   app.add_option(
       "--denied-runtime-class", settings.denied_runtime_classes,
       "Pattern for names of RuntimeClasses, such as kata*, that run containers in a virtual "

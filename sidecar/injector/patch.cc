@@ -1,5 +1,6 @@
 #include "sidecar/injector/patch.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace gpushm::injector {
@@ -42,6 +43,11 @@ void Patch::Append(const Pointer& list, Json value) {
   if (Find(document_, list) == nullptr) return Set(list, Json::array({std::move(value)}));
   Record("add", list / "-", value);
   document_[list].push_back(std::move(value));
+}
+
+void Patch::AppendMissing(const Pointer& list, const Json& value) {
+  const Json& items = Items(document_, list);
+  if (std::find(items.begin(), items.end(), value) == items.end()) Append(list, value);
 }
 
 void Patch::Insert(const Pointer& list, size_t index, Json value) {

@@ -32,6 +32,8 @@ class Patch {
   void Set(const Pointer& at, Json value);
   // `list` may be absent.
   void Append(const Pointer& list, Json value);
+  // Unless the list has it.
+  void AppendMissing(const Pointer& list, const Json& value);
   void Prepend(const Pointer& list, Json value) { Insert(list, 0, std::move(value)); }
   // Before the item that is at this index now.
   void Insert(const Pointer& list, size_t index, Json value);

@@ -7,6 +7,13 @@
 
 namespace gpushm::injector {
 
+// What the nodes' labels gpushm.io/largest-free mean for where pods go.
+enum class LargestFree {
+  kIgnore,
+  kPrefer,   // Nodes with room come first.
+  kRequire,  // Pods go only to nodes that have room or no label.
+};
+
 struct Settings {
   std::string sidecar_image;
   std::string pull_policy = "IfNotPresent";
@@ -37,6 +44,7 @@ struct Settings {
   // The nodes' label with the number of their GPUs, such as nvidia.com/gpu.count. Pods of several
   // GPUs then go only to nodes that have so many. Empty if the nodes have none.
   std::string gpu_count_label;
+  LargestFree largest_free = LargestFree::kIgnore;
   // fnmatch(3) patterns for RuntimeClasses whose containers cannot receive a descriptor of GPU
   // memory.
   std::vector<std::string> denied_runtime_classes;

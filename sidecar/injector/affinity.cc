@@ -1,0 +1,129 @@
+#include "sidecar/injector/affinity.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "contract/node_labels.h"
+#include "sidecar/injector/sidecar.h"
+
+namespace gpushm::injector {
+namespace {
+
+// The weights of a node that is known to have room and of one that says nothing. The scheduler adds
+// them up and scales the largest sum to 100, so only their proportion counts.
+constexpr int kHasRoomWeight = 100;
+constexpr int kSaysNothingWeight = 50;
+
+const Pointer kNodeAffinity("/spec/affinity/nodeAffinity");
+const Pointer kTerms =
+    kNodeAffinity / "requiredDuringSchedulingIgnoredDuringExecution" / "nodeSelectorTerms";
+const Pointer kPreferred = kNodeAffinity / "preferredDuringSchedulingIgnoredDuringExecution";
+
+Json AtLeast(const std::string& label, uint64_t least) {
+  return {{"key", label}, {"operator", "Gt"}, {"values", Json::array({std::to_string(least - 1)})}};
+}
+
+// Calls visit(place of the term) for each term that matches some node. A term without expressions
+// and fields matches none, and would match some with another expression.
+template <typename Visit>
+void ForEachTerm(const Patch& patch, Visit visit) {
+  const size_t count = Items(patch.document(), kTerms).size();
+  for (size_t i = 0; i < count; ++i) {
+    const auto has_items = [&](const char* list) {
+      return !Items(patch.document(), kTerms / i / list).empty();
+    };
+    if (has_items("matchExpressions") || has_items("matchFields")) visit(kTerms / i);
+  }
+}
+
+bool HasTerms(const Patch& patch) { return !Items(patch.document(), kTerms).empty(); }
+
+// Terms are alternatives, so each gets the expression; a pod without terms gets one.
+void PutCount(const Plan& plan, const Settings& settings, Patch* patch) {
+  if (plan.spec.gpus == 1 || settings.gpu_count_label.empty()) return;
+  const Json enough = AtLeast(settings.gpu_count_label, plan.spec.gpus);
+  if (!HasTerms(*patch)) {
+    return patch->Append(kTerms, {{"matchExpressions", Json::array({enough})}});
+  }
+  ForEachTerm(*patch, [&](const Pointer& term) {
+    patch->AppendMissing(term / "matchExpressions", enough);
+  });
+}
+
+// What a pod needs of the labels that the plugin states.
+struct Room {
+  Json enough;   // The node has room.
+  Json unknown;  // The node does not say.
+  bool again;    // What an earlier call wrote may be for other annotations.
+};
+
+Room RoomFor(const PodView& pod, const Plan& plan) {
+  const size_t gpus = plan.spec.gpus;
+  // A node with fewer GPUs than the pod has this label, but not that of so many GPUs.
+  return {.enough = AtLeast(LargestFreeLabel(gpus), plan.units / gpus),
+          .unknown = {{"key", LargestFreeLabel(1)}, {"operator", "DoesNotExist"}},
+          .again = plan.redo && pod.Find(kSidecarName) != nullptr};
+}
+
+bool IsAboutRoom(const Json& expression) {
+  return expression.is_object() && expression.contains("key") && expression["key"].is_string() &&
+         expression["key"].get_ref<const std::string&>().starts_with(LargestFreeLabel(1));
+}
+
+// Whether there is anything about room in the list of expressions: from an earlier call, or the
+// user's own, which stays.
+bool Settled(const Room& room, const Pointer& expressions, Patch* patch) {
+  const Json& list = Items(patch->document(), expressions);
+  const auto found = std::ranges::find_if(list, IsAboutRoom);
+  if (found == list.end()) return false;
+  if (room.again && found->contains("operator") && (*found)["operator"] == "Gt") {
+    patch->Set(expressions / static_cast<size_t>(found - list.begin()), room.enough);
+  }
+  return true;
+}
+
+void PreferRoom(const Room& room, Patch* patch) {
+  const size_t count = Items(patch->document(), kPreferred).size();
+  bool settled = false;
+  for (size_t i = 0; i < count; ++i) {
+    settled |= Settled(room, kPreferred / i / "preference" / "matchExpressions", patch);
+  }
+  if (settled) return;
+  for (const auto& [weight, expression] :
+       {std::pair{kHasRoomWeight, room.enough}, std::pair{kSaysNothingWeight, room.unknown}}) {
+    patch->Append(kPreferred, {{"weight", weight},
+                               {"preference", {{"matchExpressions", Json::array({expression})}}}});
+  }
+}
+
+// "Room, or unknown" takes two terms, because the expressions of a term must all hold.
+void RequireRoom(const Room& room, Patch* patch) {
+  // The scheduler is not asked, and the kubelet would end the pod for a label that is out of date.
+  if (Find(patch->document(), Pointer("/spec/nodeName")) != nullptr) return;
+  if (!HasTerms(*patch)) {
+    for (const Json& expression : {room.enough, room.unknown}) {
+      patch->Append(kTerms, {{"matchExpressions", Json::array({expression})}});
+    }
+    return;
+  }
+  ForEachTerm(*patch, [&](const Pointer& term) {
+    const Pointer expressions = term / "matchExpressions";
+    if (Settled(room, expressions, patch)) return;
+    Json other = patch->document()[term];
+    Json& others = other["matchExpressions"];  // Null if the term has only fields.
+    others.push_back(room.unknown);
+    patch->Append(expressions, room.enough);
+    patch->Append(kTerms, std::move(other));
+  });
+}
+
+}  // namespace
+
+void PutAffinity(const PodView& pod, const Plan& plan, const Settings& settings, Patch* patch) {
+  PutCount(plan, settings, patch);
+  if (settings.largest_free == LargestFree::kPrefer) PreferRoom(RoomFor(pod, plan), patch);
+  if (settings.largest_free == LargestFree::kRequire) RequireRoom(RoomFor(pod, plan), patch);
+}
+
+}  // namespace gpushm::injector
