@@ -69,6 +69,7 @@ struct Binding {
   Owner owner;
   // Of memory: the container's IDs of kExclusive. If it has any, no other pod gets the GPU.
   DeviceIds exclusive = {};
+  DeviceIds nvlink = {};  // Of memory: the container's IDs of kNvlink.
   const std::string& name() const { return *ids.begin(); }
   const std::string& first_gpu() const { return gpus.front(); }
   bool Has(const std::string& gpu) const {

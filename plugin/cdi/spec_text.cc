@@ -1,6 +1,7 @@
 #include "plugin/cdi/spec_text.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -25,8 +26,15 @@ constexpr std::string_view kGpuKey = "gpushm.io/gpu";
 constexpr std::string_view kNamespaceKey = "gpushm.io/namespace";
 constexpr std::string_view kPodKey = "gpushm.io/pod";
 constexpr std::string_view kContainerKey = "gpushm.io/container";
-// Only if the pod has its GPUs alone. A plugin that does not know it takes the binding as shared.
-constexpr std::string_view kExclusiveKey = "gpushm.io/exclusive";
+
+// Of memory: the other IDs of its container, if it has any. Their key is the resource's name. A
+// plugin that does not know a key takes the binding as one without: shared, or without NVLink.
+struct Also {
+  Resource resource;
+  DeviceIds Binding::* member;
+};
+constexpr std::array<Also, 2> kAlso = {
+    {{Resource::kExclusive, &Binding::exclusive}, {Resource::kNvlink, &Binding::nvlink}}};
 
 constexpr size_t kMaxUuidBytes = 80;  // NVML_DEVICE_UUID_V2_BUFFER_SIZE is 96.
 
@@ -66,8 +74,10 @@ std::string WrongWith(const Binding& binding) {
   for (const std::string& id : binding.ids) {
     if (!IsDeviceId(binding.resource, id)) return Concat("invalid device ID ", Quote(id));
   }
-  for (const std::string& id : binding.exclusive) {
-    if (!IsDeviceId(Resource::kExclusive, id)) return Concat("invalid device ID ", Quote(id));
+  for (const auto& [resource, member] : kAlso) {
+    for (const std::string& id : binding.*member) {
+      if (!IsDeviceId(resource, id)) return Concat("invalid device ID ", Quote(id));
+    }
   }
   if (binding.gpus.empty() || binding.gpus.size() > limits::kPodGpus) {
     return Concat("the binding has ", binding.gpus.size(), " GPUs");
@@ -185,15 +195,6 @@ Result<std::string> Encode(const std::string& kind, const Json& annotations,
   }
 }
 
-std::string JoinIds(const DeviceIds& ids) {
-  std::string text;
-  for (const std::string& id : ids) {
-    if (!text.empty()) text += ',';
-    text += id;
-  }
-  return text;
-}
-
 // Nothing if the IDs are not in order or one occurs twice: the plugin never writes such a list.
 std::optional<DeviceIds> SplitIds(std::string_view text) {
   DeviceIds ids;
@@ -266,12 +267,15 @@ Result<void> CheckEdits(const Edits& edits) {
 Result<std::string> SpecText(const Binding& binding, const Edits& edits) {
   if (const std::string wrong = WrongWith(binding); !wrong.empty()) return Refused(wrong);
   Json annotations = {{kVersionKey, std::to_string(VersionOf(binding))},
-                      {kIdsKey, JoinIds(binding.ids)},
+                      {kIdsKey, CommaList(binding.ids)},
                       {kGpuKey, binding.GpuList()},
                       {kNamespaceKey, binding.owner.pod.name_space},
                       {kPodKey, binding.owner.pod.name},
                       {kContainerKey, binding.owner.container}};
-  if (!binding.exclusive.empty()) annotations[kExclusiveKey] = JoinIds(binding.exclusive);
+  for (const auto& [resource, member] : kAlso) {
+    if (!(binding.*member).empty())
+      annotations[ResourceName(resource)] = CommaList(binding.*member);
+  }
   return Encode(CdiKind(binding.resource), annotations, binding.name(), edits);
 }
 
@@ -323,13 +327,15 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
                    Concat("invalid or unsorted list of device IDs: ", Quote(get(kIdsKey))));
   }
   binding.ids = *ids;
-  if (const std::string exclusive = get(kExclusiveKey); !exclusive.empty()) {
-    const auto alone = SplitIds(exclusive);
-    if (!alone || !memory) {
-      return Damaged(file_name, Concat("invalid list of device IDs of gpushm.io/exclusive: ",
-                                       Quote(exclusive)));
+  for (const auto& [resource, member] : kAlso) {
+    const std::string list = get(ResourceName(resource));
+    if (list.empty()) continue;
+    const auto held = SplitIds(list);
+    if (!held || !memory) {
+      return Damaged(file_name, Concat("invalid list of device IDs of ", ResourceName(resource),
+                                       ": ", Quote(list)));
     }
-    binding.exclusive = *alone;
+    binding.*member = *held;
   }
   const std::string gpus = get(kGpuKey);
   for (size_t at = 0; at <= gpus.size();) {
