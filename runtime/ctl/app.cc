@@ -33,8 +33,7 @@ const CLI::App& NamedCommand(const CLI::App& app) {
 // "gpushmctl gpu drain"
 std::string LineOf(const CLI::App& command) {
   const CLI::App* const parent = command.get_parent();
-  return parent == nullptr ? command.get_name()
-                           : Concat(LineOf(*parent), " ", command.get_name());
+  return parent == nullptr ? command.get_name() : Concat(LineOf(*parent), " ", command.get_name());
 }
 
 // CLI11 reports only that a command is missing.
