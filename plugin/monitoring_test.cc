@@ -359,6 +359,33 @@ TEST_F(MonitoringTest, APodWithoutRoomIsCounted) {
   EXPECT_EQ(Look().Sum("gpushm_plugin_bound_devices", {{"resource", kMemory}}), 18.0);
 }
 
+// Goal: each resource counts the IDs that pods hold. Method: a pod of two GPUs with NVLink, and one
+// that has its GPU alone.
+TEST_F(MonitoringTest, EveryResourceCountsWhatPodsHold) {
+  StartAll();
+  auto pair = SharingPod("pair", 4, {"one"});
+  pair.containers[0].limits[ResourceName(Resource::kGpus)] = 2;
+  pair.containers[0].limits[ResourceName(Resource::kNvlink)] = 1;
+  const std::string uid = kubelet_.AddPod(pair);
+  ASSERT_TRUE(kubelet_.WaitRunning(uid, Soon())) << Log();
+  const auto bound = [&](Resource resource) {
+    return Look().Sum("gpushm_plugin_bound_devices", {{"resource", ResourceName(resource)}});
+  };
+  EXPECT_EQ(bound(Resource::kMemory), 4.0);
+  EXPECT_EQ(bound(Resource::kAttach), 1.0);
+  EXPECT_EQ(bound(Resource::kGpus), 2.0);
+  EXPECT_EQ(bound(Resource::kNvlink), 1.0);
+  EXPECT_EQ(bound(Resource::kExclusive), 0.0);
+  kubelet_.DeletePod(uid);
+  EXPECT_TRUE(
+      WaitFor("gpushm_plugin_bound_devices", {{"resource", ResourceName(Resource::kNvlink)}}, 0))
+      << Log();
+  auto alone = SharingPod("alone", 4, {"one"});
+  alone.containers[0].limits[ResourceName(Resource::kExclusive)] = 1;
+  ASSERT_TRUE(kubelet_.WaitRunning(kubelet_.AddPod(alone), Soon())) << Log();
+  EXPECT_EQ(bound(Resource::kExclusive), 1.0);
+}
+
 // ---- what remains of pods that have ended
 
 // Goal: series end with the pod, not with its broker. Method: a broker that is away for two

@@ -43,11 +43,7 @@ void SetLinks(const std::vector<const Gpu*>& gpus, std::vector<Candidate>* candi
 
 }  // namespace
 
-std::string Binding::GpuList() const {
-  std::string list;
-  for (const std::string& gpu : gpus) list += (list.empty() ? "" : ",") + gpu;
-  return list;
-}
+std::string Binding::GpuList() const { return CommaList(gpus); }
 
 void Book::SetGpus(std::vector<Gpu> gpus) { gpus_ = std::move(gpus); }
 
@@ -144,8 +140,12 @@ Result<Binding> Book::BindMemory(const DeviceIds& ids, const Owner& owner, const
   if (!need) return std::unexpected(need.error());
   Result<std::vector<std::string>> gpus = Choose(*need);
   if (!gpus) return std::unexpected(gpus.error());
-  return Binding{Resource::kMemory, ids, std::move(*gpus), owner,
-                 now.IdsOf(owner, Resource::kExclusive)};
+  return Binding{.resource = Resource::kMemory,
+                 .ids = ids,
+                 .gpus = std::move(*gpus),
+                 .owner = owner,
+                 .exclusive = now.IdsOf(owner, Resource::kExclusive),
+                 .nvlink = now.IdsOf(owner, Resource::kNvlink)};
 }
 
 // What the sidecar's resources say together.

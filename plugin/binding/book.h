@@ -77,6 +77,7 @@ struct Binding {
   // the owner has no container. 0: a device plugin's binding, which counts in units.
   uint64_t claim_bytes = 0;
   bool IsClaim() const { return claim_bytes != 0; }
+  DeviceIds nvlink = {};  // Of memory: the container's IDs of kNvlink.
   const std::string& name() const { return *ids.begin(); }
   const std::string& first_gpu() const { return gpus.front(); }
   bool Has(const std::string& gpu) const {

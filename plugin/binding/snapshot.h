@@ -52,6 +52,13 @@ inline std::string ResourceName(Resource resource) {
 
 using DeviceIds = std::set<std::string>;
 
+// IDs or UUIDs, separated by commas.
+std::string CommaList(const auto& names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ",") + name;
+  return list;
+}
+
 struct Pod {
   std::string name_space;
   std::string name;

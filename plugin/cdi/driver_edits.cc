@@ -1,8 +1,10 @@
 // What containers get of the driver that FindDriver found.
 #include <charconv>
+#include <ranges>
 #include <sstream>
 
 #include "contract/protocol/link.h"
+#include "plugin/binding/snapshot.h"
 #include "plugin/cdi/container_paths.h"
 #include "plugin/cdi/driver_files.h"
 #include "plugin/cdi/files.h"
@@ -138,8 +140,7 @@ Result<Edits> BindingEdits(const DriverFiles& driver, const std::vector<Device>&
       Merge(&edits, *known);
       edits.env.erase("NVIDIA_VISIBLE_DEVICES");  // The shared spec has it.
     } else if (driver.kind == DriverKind::kSimulated) {
-      std::string& visible = edits.env["GPUSHM_SIM_DEVICES"];
-      visible += (visible.empty() ? "" : ",") + device.uuid;
+      edits.env["GPUSHM_SIM_DEVICES"] = CommaList(devices | std::views::transform(&Device::uuid));
     } else if (auto added = AddGpuNodes(driver, device, &edits); !added) {
       return std::unexpected(added.error());
     }

@@ -337,6 +337,9 @@ TEST_F(DriverFilesTest, TheSimulatedDriver) {
                                            .read_only = false}));
   EXPECT_EQ(edits.env.at("GPUSHM_SIM_DIR"), "/var/tmp/sim");
   EXPECT_EQ(edits.env.at("GPUSHM_SIM_DEVICES"), Instance().uuid);
+  EXPECT_EQ(BindingEdits(driver, {Gpu(0), Gpu(1)}, ContainerRole::kApplication, {})
+                ->env.at("GPUSHM_SIM_DEVICES"),
+            Concat(Gpu(0).uuid, ",", Gpu(1).uuid));
   EXPECT_THAT(edits.device_nodes, IsEmpty());
 }
 

@@ -320,6 +320,17 @@ TEST(SpecStore, APodsOwnGpuIsInItsSpec) {
   }
 }
 
+TEST(SpecStore, WhatNeedsNvlinkIsInItsSpec) {
+  Binding binding = Sidecar();
+  binding.nvlink = {"n0003"};
+  const std::string good = SpecText(binding, {}).value();
+  EXPECT_EQ(ParseSpec(kFile, good).value(), binding);
+  EXPECT_EQ(SpecText(Sidecar(), {})->find("nvlink"), std::string::npos);
+  std::string wrong = good;
+  wrong.replace(wrong.find("n0003"), 5, "x0003");
+  EXPECT_EQ(ParseSpec(kFile, wrong).error().code(), Code::kCorrupt);
+}
+
 TEST(SpecStore, OfTwoBindingsWithOneIdTheLaterCounts) {
   const TempFolder folder;
   SpecStore store = Open(folder.path());

@@ -1,6 +1,7 @@
 #include "plugin/cdi/spec_text.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -28,8 +29,15 @@ constexpr std::string_view kContainerKey = "gpushm.io/container";
 // Of a ResourceClaim only: the bytes that each GPU gives.
 constexpr std::string_view kBytesKey = "gpushm.io/bytes";
 constexpr std::string_view kClaimClass = "claim";
-// Only if the pod has its GPUs alone. A plugin that does not know it takes the binding as shared.
-constexpr std::string_view kExclusiveKey = "gpushm.io/exclusive";
+
+// Of memory: the other IDs of its container, if it has any. Their key is the resource's name. A
+// plugin that does not know a key takes the binding as one without: shared, or without NVLink.
+struct Also {
+  Resource resource;
+  DeviceIds Binding::* member;
+};
+constexpr std::array<Also, 2> kAlso = {
+    {{Resource::kExclusive, &Binding::exclusive}, {Resource::kNvlink, &Binding::nvlink}}};
 
 constexpr size_t kMaxUuidBytes = 80;  // NVML_DEVICE_UUID_V2_BUFFER_SIZE is 96.
 
@@ -69,15 +77,6 @@ bool IsUuid(std::string_view uuid) {
          });
 }
 
-std::string JoinIds(const DeviceIds& ids) {
-  std::string text;
-  for (const std::string& id : ids) {
-    if (!text.empty()) text += ',';
-    text += id;
-  }
-  return text;
-}
-
 // A UID of Kubernetes: 36 letters, digits and '-'. It becomes a part of CDI names and of paths.
 bool IsUid(std::string_view uid) {
   constexpr size_t kUidBytes = 36;
@@ -90,14 +89,16 @@ std::string WrongWithIds(const Binding& binding) {
         binding.exclusive.empty()) {
       return {};
     }
-    return Concat("invalid claim ", Quote(JoinIds(binding.ids)));
+    return Concat("invalid claim ", Quote(CommaList(binding.ids)));
   }
   if (binding.ids.empty()) return "the binding has no device IDs";
   for (const std::string& id : binding.ids) {
     if (!IsDeviceId(binding.resource, id)) return Concat("invalid device ID ", Quote(id));
   }
-  for (const std::string& id : binding.exclusive) {
-    if (!IsDeviceId(Resource::kExclusive, id)) return Concat("invalid device ID ", Quote(id));
+  for (const auto& [resource, member] : kAlso) {
+    for (const std::string& id : binding.*member) {
+      if (!IsDeviceId(resource, id)) return Concat("invalid device ID ", Quote(id));
+    }
   }
   return {};
 }
@@ -311,12 +312,15 @@ Result<void> CheckEdits(const Edits& edits) {
 Result<std::string> SpecText(const Binding& binding, const Edits& edits) {
   if (const std::string wrong = WrongWith(binding); !wrong.empty()) return Refused(wrong);
   Json annotations = {{kVersionKey, std::to_string(VersionOf(binding))},
-                      {kIdsKey, JoinIds(binding.ids)},
+                      {kIdsKey, CommaList(binding.ids)},
                       {kGpuKey, binding.GpuList()},
                       {kNamespaceKey, binding.owner.pod.name_space},
                       {kPodKey, binding.owner.pod.name},
                       {kContainerKey, binding.owner.container}};
-  if (!binding.exclusive.empty()) annotations[kExclusiveKey] = JoinIds(binding.exclusive);
+  for (const auto& [resource, member] : kAlso) {
+    if (!(binding.*member).empty())
+      annotations[ResourceName(resource)] = CommaList(binding.*member);
+  }
   return Encode(CdiKind(binding.resource), annotations, {{binding.name(), edits}});
 }
 
@@ -402,13 +406,15 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
     }
     binding.ids = *ids;
   }
-  if (const std::string exclusive = get(kExclusiveKey); !exclusive.empty()) {
-    const auto alone = SplitIds(exclusive);
-    if (!alone || !memory) {
-      return Damaged(file_name, Concat("invalid list of device IDs of gpushm.io/exclusive: ",
-                                       Quote(exclusive)));
+  for (const auto& [resource, member] : kAlso) {
+    const std::string list = get(ResourceName(resource));
+    if (list.empty()) continue;
+    const auto held = SplitIds(list);
+    if (!held || !memory) {
+      return Damaged(file_name, Concat("invalid list of device IDs of ", ResourceName(resource),
+                                       ": ", Quote(list)));
     }
-    binding.exclusive = *alone;
+    binding.*member = *held;
   }
   const std::string gpus = get(kGpuKey);
   for (size_t at = 0; at <= gpus.size();) {

@@ -87,10 +87,10 @@ constexpr MetricInfo kMetrics[] = {
      "never does, because an unhealthy GPU would hold it up."},
 
     {kPoolSize, "gpushm_pool_size_bytes", kGauge, kPod,
-     "GPU memory that the pod was granted by its gpushm.io/memory. It contains what the pod reserved "
-     "for its containers, loads and MPS, which buffers cannot take."},
+     "GPU memory that the pod was granted on this GPU by its gpushm.io/memory. It contains what the "
+     "pod reserved for its containers, loads and MPS, which buffers cannot take."},
     {kPoolAllocated, "gpushm_pool_allocated_bytes", kGauge, kPod,
-     "Part of the pool that the pod's broker has allocated."},
+     "Part of the pool on this GPU that the pod's broker has allocated."},
     {kBrokerConnected, "gpushm_broker_connected", kGauge, kPod,
      "1 while the pod's broker is connected to the plugin."},
     {kLinkMemory, "gpushm_link_memory_bytes", kGauge, kPod,

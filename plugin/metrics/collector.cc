@@ -56,6 +56,7 @@ std::map<Resource, uint64_t> Collector::Bound() const {
   for (const Binding& binding : book_->bindings) {
     bound[binding.resource] += binding.ids.size();
     bound[Resource::kExclusive] += binding.exclusive.size();
+    bound[Resource::kNvlink] += binding.nvlink.size();
     if (binding.resource == Resource::kMemory && binding.gpus.size() > 1) {
       bound[Resource::kGpus] += binding.gpus.size();
     }

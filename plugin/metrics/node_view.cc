@@ -36,6 +36,7 @@ class PoolBuilder {
     pool_.pod = pod;
     pool_.gpu = link.gpus[number].uuid;
     pool_.number = number;
+    pool_.pod_gpus = static_cast<uint32_t>(link.gpus.size());
     pool_.size_bytes = link.pool_bytes;
     pool_.allocated_bytes = link.gpus[number].bytes.pooled;
     if (number == 0) {

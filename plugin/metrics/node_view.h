@@ -69,7 +69,8 @@ struct PoolView {
   std::string allocation;  // "m0003"
   Pod pod;                 // Empty without Kubernetes.
   std::string gpu;
-  uint32_t number = 0;  // Of that GPU in the pod.
+  uint32_t number = 0;    // Of that GPU in the pod.
+  uint32_t pod_gpus = 1;  // How many the pod has.
   uint64_t size_bytes = 0;
   uint64_t allocated_bytes = 0;
   uint64_t kept_heap_bytes = 0;     // Plugin memory that its kept state takes.

@@ -229,6 +229,7 @@ TEST(NodeView, APodOfSeveralGpusHasAPoolOnEach) {
   EXPECT_EQ(first.gpu, kGpu);
   EXPECT_EQ(second.gpu, other);
   EXPECT_EQ(second.number, 1u);
+  EXPECT_EQ(second.pod_gpus, 2u);
   EXPECT_EQ(first.allocated_bytes, 10 * kMi);
   EXPECT_EQ(second.allocated_bytes, 20 * kMi);
   ASSERT_EQ(first.buffers.size(), 1U);

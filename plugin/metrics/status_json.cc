@@ -14,6 +14,8 @@ status::Pool Told(const PoolView& pool) {
                     // Without Kubernetes, metrics use the allocation's name as the pool's name. It
                     // is shown above.
                     .pod = pool.pod.name_space.empty() ? "" : pool.pod.name,
+                    .gpu_number = pool.number,
+                    .pod_gpus = pool.pod_gpus,
                     .size_bytes = pool.size_bytes,
                     .allocated_bytes = pool.allocated_bytes,
                     .broker = std::string(pool.broker),
