@@ -84,6 +84,7 @@ Daemon::Daemon(EventLoop* loop, DaemonOptions options)
 
 Daemon::~Daemon() {
   HandOver();
+  if (const auto room = TakeRoom()) room->Remove();
   if (registration_) registration_->Stop();
   std::unique_ptr<dra::FrontEnd> front_end;
   std::unique_ptr<Monitoring> monitoring;
@@ -129,6 +130,7 @@ void Daemon::HandOver() {
   const Deadline deadline = Deadline::AfterMs(kHandOverMs);
   if (registration_) registration_->HandOver();
   if (dra_) dra_->HandOver();
+  TakeRoom().reset();
   allocator_->Close();  // From here on the node's files belong to the other plugin.
   locks_.serving.Reset();
   keeper_->HandOver(deadline, waits);
@@ -136,6 +138,12 @@ void Daemon::HandOver() {
     std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   }
   if (registration_) registration_->Drain(deadline);
+}
+
+// Nothing is offered to it from then on.
+std::unique_ptr<RoomFile> Daemon::TakeRoom() {
+  const std::lock_guard lock(tell_mutex_);
+  return std::move(room_);
 }
 
 Result<void> Daemon::CheckNode(const DaemonOptions& options) {
@@ -444,6 +452,7 @@ void Daemon::TellDevices() {
     }
     dra_->SetOffer(offer);
   }
+  if (room_) room_->Offer(allocator_->LargestFree());
   if (!monitoring_) return;
   Advertisement shown = advertisement_;
   shown.gpus = allocator_->gpus();
@@ -531,6 +540,8 @@ Result<void> Daemon::Register() {
     const std::lock_guard lock(tell_mutex_);
     registration_ = std::move(*registration);
     shown_registration_ = registration_.get();
+    const std::string& features = options_.config.features_folder;
+    if (!features.empty()) room_ = std::make_unique<RoomFile>(features);
   }
   TellDevices();
   return {};

@@ -39,6 +39,7 @@
 #include "plugin/metrics/counters.h"
 #include "plugin/monitoring.h"
 #include "plugin/node.h"
+#include "plugin/room_file.h"
 #include "plugin/taken.h"
 
 namespace gpushm::plugin {
@@ -84,6 +85,7 @@ class Daemon {
  private:
   Daemon(EventLoop* loop, DaemonOptions options);
   void HandOver();
+  std::unique_ptr<RoomFile> TakeRoom();
   // The steps of a start, in order.
   Result<void> LockState();
   Result<void> ReadNode();
@@ -127,7 +129,8 @@ class Daemon {
   std::optional<TakenBook> taken_;
   std::optional<Node> node_;
   std::unique_ptr<Keeper> keeper_;
-  // Guards advertisement_, registration_, dra_ and monitoring_ for reports from other threads.
+  // Guards advertisement_, registration_, dra_, room_ and monitoring_ for reports from other
+  // threads.
   std::mutex tell_mutex_;
   std::unique_ptr<kubelet::Registration> registration_;  // Of allocation: device-plugin.
   std::unique_ptr<dra::FrontEnd> dra_;                   // Of allocation: dra.
@@ -137,6 +140,7 @@ class Daemon {
   std::unique_ptr<Monitoring> monitoring_;  // The destructor ends it first.
   std::optional<ConfigWatcher> watcher_;
   std::optional<kubelet::FolderWatch> drained_watch_;
+  std::unique_ptr<RoomFile> room_;
   uint64_t reconcile_timer_ = 0;
   bool reconciling_ = false;
   int64_t look_often_until_ms_ = 0;

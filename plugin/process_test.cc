@@ -553,6 +553,45 @@ TEST_F(ProcessTest, ADrainedGpuTakesNobodyNewUntilItIsPutBack) {
   EXPECT_THAT(Log(), HasSubstr(Concat("gpu-undrained gpu=", kGpuA)));
 }
 
+// Goal: the nodes' labels follow what the book would give, and end with the plugin, not with an
+// update of it.
+TEST_F(ProcessTest, NodeFeatureDiscoveryIsToldHowMuchRoomThereIs) {
+  const std::string folder = node_ / "features";
+  std::filesystem::create_directory(folder);
+  const std::string more = Concat("features-folder: ", folder, "\n");
+  const auto says = [&folder](int one, int two) {
+    const std::string wanted =
+        Concat("gpushm.io/largest-free=", one, "\ngpushm.io/largest-free-2=", two, "\n");
+    return testing::WaitUntil(kLongMs, [&] {
+      std::ifstream file(folder + "/gpushm");
+      const std::string text{std::istreambuf_iterator<char>(file), {}};
+      return text.ends_with(wanted) && text.find("# +expiry-time=20") != std::string::npos;
+    });
+  };
+  StartPlugin(more);
+  ASSERT_TRUE(WaitUsable()) << Log();
+  EXPECT_TRUE(says(15, 15)) << Log();
+  const std::string pod = kubelet_.AddPod(SharingPod("pod", 9));
+  ASSERT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
+  EXPECT_TRUE(says(15, 6));
+  ASSERT_TRUE(status::Drain(node_ / "state", kGpuB, "a fan is loud"));
+  EXPECT_TRUE(says(6, 0));
+  ASSERT_TRUE(status::Undrain(node_ / "state", kGpuB));
+  EXPECT_TRUE(says(15, 6));
+  {
+    PluginProcess next(node_, node_.WriteConfig(more), {}, {"--standby"});
+    ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }));
+    plugin_->Signal(SIGTERM);
+    ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << Log();
+    EXPECT_TRUE(std::filesystem::exists(folder + "/gpushm")) << "the next plugin goes on with it";
+    ASSERT_TRUE(status::Drain(node_ / "state", kGpuB, "a fan is loud"));
+    EXPECT_TRUE(says(6, 0)) << Log();
+    next.Signal(SIGTERM);
+    ASSERT_TRUE(next.WaitEnd(kLongMs)) << Log();
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder + "/gpushm")) << "nobody keeps it up to date";
+}
+
 TEST_F(ProcessTest, NamespacesHaveGpusOfTheirOwnIfToldSo) {
   StartPlugin("binding: {tenancy: namespace}\n");
   ASSERT_TRUE(WaitUsable()) << Log();

@@ -76,6 +76,7 @@ class FileReader {
   void NotGpus(const YamlNode& value);
   void DriverRoot(const YamlNode& value);
   void HostRoot(const YamlNode& value);
+  void FeaturesFolder(const YamlNode& value);
   void BindingRules(const YamlNode& value);
   void Allocations(const YamlNode& value);
   void Allocation(const YamlNode& item, const std::string& path);
@@ -99,6 +100,7 @@ void FileReader::Field(const YamlNode& key, const YamlNode& value) {
   if (name == "not-gpus") return NotGpus(value);
   if (name == "driver-root") return DriverRoot(value);
   if (name == "host-root") return HostRoot(value);
+  if (name == "features-folder") return FeaturesFolder(value);
   if (name == "binding") return BindingRules(value);
   if (name == "allocations") return Allocations(value);
   if (name == "allocation") return file_.Choice(value, name, kAllocationsBy, config_.allocation);
@@ -207,6 +209,11 @@ void FileReader::DriverRoot(const YamlNode& value) {
 void FileReader::HostRoot(const YamlNode& value) {
   if (value.kind == YamlNode::Kind::kScalar && value.text.empty()) return;
   config_.host_root = file_.Path(value, "host-root", kPathBytes).value_or("");
+}
+
+void FileReader::FeaturesFolder(const YamlNode& value) {
+  if (value.kind == YamlNode::Kind::kScalar && value.text.empty()) return;
+  config_.features_folder = file_.Path(value, "features-folder", kPathBytes).value_or("");
 }
 
 void FileReader::BindingRules(const YamlNode& value) {

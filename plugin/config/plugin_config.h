@@ -80,6 +80,7 @@ struct PluginConfig {
   std::vector<std::string> not_gpus;  // Resources of nvidia.com that are not GPUs.
   std::string cdi_folder{"/var/run/cdi"};
   std::string state_folder{"/var/lib/gpushm"};
+  std::string features_folder;  // Of Node Feature Discovery. Empty: nothing is written.
   std::vector<NodeAllocation> allocations;
   HealthRules health;
   MonitoringConfig monitoring;

@@ -70,6 +70,7 @@ TEST(PluginConfig, EveryKeyIsRead) {
       "unit: 512Mi\nreserve: 0\nattach-tokens: 8\nstrategy: devices\ndriver-root: /\n"
       "host-root: /host\ncoexist: true\nbinding: {tenancy: shared}\nkubelet: none\nkubelet-folder: /a\n"
       "pod-resources-socket: /b/c.sock\ncdi-folder: /etc/cdi\nstate-folder: /d\n"
+      "features-folder: /e\n"
       "allocations:\n- {name: demo, memory: 8Gi, gpu: 1}\n- {name: more, memory: 1Gi}\n"
       "health:\n  ignore-xids: [74]\n  fatal-xids: [63, 13]\n  recheck-ms: 100\n"
       "  good-probes: 1\n  quiet-ms: 1000\n"
@@ -85,6 +86,7 @@ TEST(PluginConfig, EveryKeyIsRead) {
   EXPECT_EQ(config->strategy, Strategy::kDevices);
   EXPECT_EQ(config->driver_root, "/");
   EXPECT_EQ(config->host_root, "/host");
+  EXPECT_EQ(config->features_folder, "/e");
   EXPECT_TRUE(config->coexist);
   EXPECT_EQ(config->kubelet, KubeletMode::kNone);
   EXPECT_EQ(config->kubelet_folder, "/a");

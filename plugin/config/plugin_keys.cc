@@ -76,6 +76,11 @@ constexpr KeyInfo kKeys[] = {
      "Files, folders and sockets that are mounted into containers. Programs run from it, so it "
      "must not be on a noexec file system.",
      "/var/lib/gpushm"},
+    {"features-folder", "", "absolute path, or empty", "''",
+     "Folder in which Node Feature Discovery reads feature files. There the plugin writes the "
+     "labels `gpushm.io/largest-free` of the node ([operations.md](../guides/operations.md"
+     "#largest-free)). Empty: not written.",
+     "/etc/kubernetes/node-feature-discovery/features.d"},
     {"allocations", "", "list of maps", "[]",
      "With `kubelet: none`: the pools of this machine. Each has a `name` (a DNS label), `memory` "
      "and optionally a `gpu` (UUID or index).",
@@ -147,6 +152,7 @@ constexpr Fixed kFixed[] = {
     At<[](auto& c) -> auto& { return c.not_gpus; }>("not-gpus"),
     At<[](auto& c) -> auto& { return c.cdi_folder; }>("cdi-folder"),
     At<[](auto& c) -> auto& { return c.state_folder; }>("state-folder"),
+    At<[](auto& c) -> auto& { return c.features_folder; }>("features-folder"),
     At<[](auto& c) -> auto& { return c.allocations; }>("allocations"),
     At<[](auto& c) -> auto& { return c.monitoring.metrics_address; }>("metrics.address"),
     At<[](auto& c) -> auto& { return c.monitoring.host_pids; }>("metrics.host-pids"),
