@@ -111,6 +111,9 @@ state-folder: {{ .Values.stateFolder }}
 driver-root: {{ ternary $simulated .Values.driver.root .Values.driver.simulated }}
 unit: {{ .Values.unit }}
 coexist: {{ .Values.coexist }}
+{{- with .Values.plugin.featuresFolder }}
+features-folder: {{ . }}
+{{- end }}
 {{- with pick .Values.plugin.config "status" "strategy" "not-gpus" }}
 {{ toYaml . }}
 {{- end }}
