@@ -115,6 +115,9 @@ coexist: {{ .Values.coexist }}
 allocation: dra
 plugins-folder: {{ .Values.kubeletRootDir }}/plugins
 {{- end }}
+{{- with .Values.plugin.featuresFolder }}
+features-folder: {{ . }}
+{{- end }}
 {{- with pick .Values.plugin.config "status" "strategy" "not-gpus" "dra" }}
 {{ toYaml . }}
 {{- end }}
