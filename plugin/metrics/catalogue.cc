@@ -229,8 +229,8 @@ constexpr MetricInfo kMetrics[] = {
      "a failure."},
     {kPluginPreStartErrors, "gpushm_plugin_prestart_errors_total", kCounter, "resource code",
      "PreStartContainer calls that failed, by gpushm's status code. EXHAUSTED is a pod that waits "
-     "for room. UNSUPPORTED is a pod that needs more than any GPU of the node has, and never "
-     "starts there."},
+     "for room. UNSUPPORTED is a pod that needs larger GPUs, or more of them, than the node has, "
+     "and never starts there."},
     {kPluginPreStartDuration, "gpushm_plugin_prestart_duration_seconds", kHistogram, kResource,
      "Duration of PreStartContainer calls, from the request to the answer."},
     {kBrokerReadyDuration, "gpushm_broker_ready_duration_seconds", kHistogram, kNone,
