@@ -9,9 +9,10 @@ import re
 import sys
 
 # Set from values with other names, or useless in a cluster.
-CHART_SETS = {"unit", "coexist", "driver-root", "host-root", "state-folder", "kubelet",
-              "kubelet-folder", "pod-resources-socket", "plugins-registry-folder", "cdi-folder", "allocations", "metrics.address",
-              "metrics.sample-ms", "metrics.host-pids", "probes.address"}
+CHART_SETS = {"unit", "coexist", "driver-root", "host-root", "state-folder", "features-folder",
+              "kubelet", "kubelet-folder", "pod-resources-socket", "plugins-registry-folder",
+              "cdi-folder", "allocations", "metrics.address", "metrics.sample-ms",
+              "metrics.host-pids", "probes.address"}
 # Kubernetes itself defines and checks these.
 OPEN = {"global", "nodeAffinity", "podAffinity", "podAntiAffinity", "valueFrom", "volume"}
 
