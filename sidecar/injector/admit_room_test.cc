@@ -31,7 +31,10 @@ Admission Prefers() { return TestAdmission(With(LargestFree::kPrefer)); }
 Admission Requires() { return TestAdmission(With(LargestFree::kRequire)); }
 
 // Needs 8 units.
-Json OneGpu() { return PodWith({"model"}, {{"buffers.gpushm.io/weights", "8Gi"}}); }
+Json OneGpu() {
+  return PodWith({"model"},
+                 {{"buffers.gpushm.io/weights", "8Gi"}, {"private.gpushm.io/model", "0"}});
+}
 
 TEST(LargestFree, WithoutASettingNothingIsSaid) {
   EXPECT_FALSE(Injected(TestAdmission(), OneGpu())["spec"].contains("affinity"));
@@ -58,6 +61,7 @@ TEST(LargestFree, NodesWithRoomArePreferred) {
 
 TEST(LargestFree, SeveralGpusNeedThatMuchOnEach) {
   const Json pod = PodWith({"model"}, {{"gpushm.io/gpus", "3"},
+                                       {"private.gpushm.io/model", "0"},
                                        {"buffers.gpushm.io/weights", "{size: 8Gi, gpu: each}"}});
   EXPECT_EQ(Injected(Requires(), pod).at(kTerms), Json::parse(R"([
       {"matchExpressions": [
