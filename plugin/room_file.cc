@@ -89,7 +89,7 @@ void RoomFile::Run(const std::shared_ptr<State>& state) {
       state->changed.wait(lock);
       continue;
     }
-    const std::vector<uint32_t> told = *state->wanted;
+    const std::vector<uint32_t> told = *std::exchange(state->wanted, std::nullopt);
     lock.unlock();
     const auto written = state->Write(told);
     if (!written && !failing) {
@@ -99,7 +99,8 @@ void RoomFile::Run(const std::shared_ptr<State>& state) {
     failing = !written;
     lock.lock();
     wait(state->times.between_changes_ms, [&] { return state->stopping; });
-    wait(state->times.refresh_ms, [&] { return state->stopping || state->wanted != told; });
+    wait(state->times.refresh_ms,
+         [&] { return state->stopping || (state->wanted && *state->wanted != told); });
   }
   state->ended = true;
   state->changed.notify_all();

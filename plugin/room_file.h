@@ -2,7 +2,8 @@
 // NFD makes labels of the node (docs/design/placement.md). So the plugin needs no access to the API
 // server.
 //
-// The file says itself when it expires, so the labels of a plugin that died end. It is renamed into
+// The file says itself when it expires, so the labels of a plugin that died, or that offers nothing
+// any more, end. It is renamed into
 // NFD's folder from a folder below it: NFD reads as soon as anything changes there, and must not
 // read before the new file is in its place. It overlooks a second change within one second, so
 // changes are kept apart.
@@ -36,6 +37,7 @@ class RoomFile {
   // As Stop.
   ~RoomFile();
 
+  // To be called again and again, also without a change.
   void Offer(std::vector<uint32_t> largest_free);
   // Writes nothing from now on. The file stays: it expires, or the next plugin replaces it.
   void Stop();

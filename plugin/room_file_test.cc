@@ -106,7 +106,8 @@ TEST(RoomFile, ChangesAreKeptApartAndTheLastOneIsWritten) {
   EXPECT_GE(MonotonicNs() - began_ns, 200 * 1'000'000);
 }
 
-TEST(RoomFile, ItIsKeptFreshWithoutAChange) {
+// Goal: the label lives as long as somebody says that it is right.
+TEST(RoomFile, ItIsKeptFreshByOffersWithoutAChange) {
   const TempFolder folder;
   RoomFile file(folder.path(), {.expires_ms = 60'000, .refresh_ms = 1, .between_changes_ms = 1});
   Watch watch(folder.path());
@@ -114,7 +115,10 @@ TEST(RoomFile, ItIsKeptFreshWithoutAChange) {
   const std::string first = watch.Next();
   std::string later = first;
   const Deadline deadline = Deadline::AfterMs(kLongMs);
-  while (later == first && !deadline.Passed()) later = watch.Next();
+  while (later == first && !deadline.Passed()) {
+    file.Offer({7});
+    later = watch.Next();
+  }
   EXPECT_NE(later, first);
   EXPECT_THAT(later, HasSubstr("free=7\n"));
 }
@@ -144,11 +148,15 @@ TEST(RoomFile, StopLeavesTheFileAndRemoveTakesIt) {
 TEST(RoomFile, AFolderThatComesLaterIsUsed) {
   const TempFolder folder;
   const std::string late = folder / "late";
-  RoomFile file(late, {.refresh_ms = 1, .between_changes_ms = 1});
-  file.Offer({3});
+  RoomFile file(late, {.between_changes_ms = 1});
+  file.Offer({2});
   std::filesystem::create_directory(late);
   Watch watch(late);
-  EXPECT_THAT(watch.Next(), HasSubstr("free=3\n"));
+  file.Offer({3});
+  // The first one may have been in time for the folder.
+  const std::string text = watch.Next();
+  EXPECT_THAT(text.find("free=2") == std::string::npos ? text : watch.Next(),
+              HasSubstr("free=3\n"));
 }
 
 }  // namespace
