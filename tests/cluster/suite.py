@@ -30,8 +30,8 @@ import start_bench
 import try_it
 
 # In a sensible order: what fails first explains what fails later.
-MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_chart", "test_mps",
-           "test_gpus", "test_dra", "test_placement", "test_readme", "test_pods", "test_monitoring"]
+MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_chart",
+           "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods", "test_monitoring"]
 CASE_TIMEOUT_S = 240
 
 

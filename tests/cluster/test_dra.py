@@ -105,6 +105,10 @@ class DraTest(ClusterCase):
 
     @classmethod
     def setUpClass(cls):
+        # Removes the device plugin that earlier cases deployed: a node has one front end.
+        cls.cluster.api.delete("Namespace", NAMESPACE)
+        cls.cluster.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of,
+                             TIMEOUT_S, lambda _: "the plugin's namespace is not removed")
         cls.plugin = DraPlugin(cls.cluster)
         cls.plugin.deploy("gpus: [0]\n")
 
