@@ -46,7 +46,8 @@ class Nfd:
         return labels
 
     def wait_read(self, largest):
-        wait_until(lambda: f"the file does not say {largest}: {self.read()}", 30,
+        # After a restart of the kubelet, the plugin believes the end of pods only after 30 s.
+        wait_until(lambda: f"the file does not say {largest}: {self.read()}", 90,
                    lambda: self.read().get(LABEL) == str(largest), 0.2)
 
     def pass_by(self, later_s=0):
@@ -146,7 +147,7 @@ class LargestFreeTest(ChartCase):
             self.wait_event("late", "didn't match Pod's node affinity")
             self.assertNotIn("nodeName", self.get_pod("late")["spec"], "it takes no capacity")
             self.run_pod(of_units("small", 1))
-            self.delete_pods(names[0])
+            self.delete_pods("small", names[0])
             self.nfd.tell(UNITS_OF_GPU)
             self.wait_ready("late")
 
