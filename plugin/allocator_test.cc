@@ -302,6 +302,20 @@ ClaimedGpus ClaimOf(const std::string& uid, uint64_t units) {
 
 bool Never() { return false; }
 
+// Starts a Prepare in a thread of its own, and returns when it has tried once.
+std::future<Result<void>> StartPrepare(Allocator* allocator, const std::string& uid) {
+  const auto tried = std::make_shared<std::promise<void>>();
+  auto prepared = std::async(std::launch::async, [allocator, uid, tried] {
+    return allocator->PrepareClaim(ClaimOf(uid, 6), Deadline::AfterMs(20'000),
+                                   [tried, told = false]() mutable {
+                                     if (!std::exchange(told, true)) tried->set_value();
+                                     return false;
+                                   });
+  });
+  tried->get_future().wait();
+  return prepared;
+}
+
 TEST_F(AllocatorTest, AClaimIsPreparedOnceHoweverOften) {
   std::vector<std::future<Result<void>>> calls;
   for (int i = 0; i < 4; ++i) {
@@ -322,15 +336,7 @@ TEST_F(AllocatorTest, APrepareWaitsForTheFormerPod) {
   ASSERT_TRUE(allocator_->PrepareClaim(ClaimOf("one", 6), Deadline::AfterMs(0), Never));
   EXPECT_EQ(allocator_->PrepareClaim(ClaimOf("two", 6), Deadline::AfterMs(0), Never).error().code(),
             Code::kExhausted);
-  std::promise<void> waits;
-  std::atomic<bool> told = false;
-  auto second = std::async(std::launch::async, [&] {
-    return allocator_->PrepareClaim(ClaimOf("two", 6), Deadline::AfterMs(20'000), [&] {
-      if (!told.exchange(true)) waits.set_value();
-      return false;
-    });
-  });
-  waits.get_future().wait();
+  auto second = StartPrepare(allocator_.get(), "two");
   ASSERT_TRUE(allocator_->UnprepareClaim("one", Deadline::AfterMs(0)));
   EXPECT_TRUE(second.get());
 }
@@ -339,15 +345,7 @@ TEST_F(AllocatorTest, APrepareWaitsForTheFormerPod) {
 // comes.
 TEST_F(AllocatorTest, AnUnprepareEndsAPrepareThatWaits) {
   ASSERT_TRUE(allocator_->PrepareClaim(ClaimOf("one", 6), Deadline::AfterMs(0), Never));
-  std::promise<void> waits;
-  std::atomic<bool> told = false;
-  auto second = std::async(std::launch::async, [&] {
-    return allocator_->PrepareClaim(ClaimOf("two", 6), Deadline::AfterMs(20'000), [&] {
-      if (!told.exchange(true)) waits.set_value();
-      return false;
-    });
-  });
-  waits.get_future().wait();
+  auto second = StartPrepare(allocator_.get(), "two");
   ASSERT_TRUE(allocator_->UnprepareClaim("two", Deadline::AfterMs(0)));
   const auto ended = second.get();
   ASSERT_FALSE(ended);

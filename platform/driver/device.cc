@@ -79,6 +79,25 @@ Result<std::vector<DeviceInfo>> ListDevices(const CudaApi& api) {
   return devices;
 }
 
+Result<PeerAccess> PeerAccessOf(const CudaApi& api, CUdevice peer, CUdevice home) {
+  int can = 0;
+  if (auto done = api.Check(api.cuDeviceCanAccessPeer(&can, peer, home), "cuDeviceCanAccessPeer");
+      !done) {
+    return std::unexpected(done.error());
+  }
+  if (can == 0) return PeerAccess::kNone;
+  // NVLink carries atomics; PCIe between GPUs does not.
+  int atomics = 0;
+  if (auto done =
+          api.Check(api.cuDeviceGetP2PAttribute(
+                        &atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, peer, home),
+                    "cuDeviceGetP2PAttribute");
+      !done) {
+    return std::unexpected(done.error());
+  }
+  return atomics != 0 ? PeerAccess::kNvLink : PeerAccess::kPcie;
+}
+
 Result<DeviceMemory> DeviceMemory::Create(const CudaApi& api, CUdevice device,
                                           uint64_t size_bytes) {
   const CUmemAllocationProp properties = PropertiesFor(api, device);

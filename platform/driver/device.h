@@ -43,6 +43,12 @@ struct DeviceInfo {
 // The GPUs that this process sees. Needs no context.
 Result<std::vector<DeviceInfo>> ListDevices(const CudaApi& api);
 
+// How a GPU reaches the memory of another one in place; the better way is the larger one.
+enum class PeerAccess { kNone, kPcie, kNvLink };
+
+// Needs no context.
+Result<PeerAccess> PeerAccessOf(const CudaApi& api, CUdevice peer, CUdevice home);
+
 // Rounds up to a multiple of `granularity` (> 0).
 inline uint64_t RoundUp(uint64_t size_bytes, uint64_t granularity) {
   return (size_bytes + granularity - 1) / granularity * granularity;

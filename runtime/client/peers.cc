@@ -14,19 +14,6 @@ namespace {
 // The size of each of the two pinned buffers: enough for the full speed of PCIe, and little to pin.
 constexpr uint64_t kStageBytes = uint64_t{16} << 20;
 
-// NVLink carries atomics; PCIe between GPUs does not.
-Result<protocol::PeerWay> WayBetween(const CudaApi& api, CUdevice peer, CUdevice home) {
-  int atomics = 0;
-  if (auto done =
-          api.Check(api.cuDeviceGetP2PAttribute(
-                        &atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, peer, home),
-                    "cuDeviceGetP2PAttribute");
-      !done) {
-    return std::unexpected(done.error());
-  }
-  return atomics != 0 ? protocol::PeerWay::kNvLink : protocol::PeerWay::kPcie;
-}
-
 // One GPU's end of a staged copy: a stream, and the GPU's context, which is current on this thread
 // only during each call.
 class End {
@@ -128,13 +115,9 @@ Result<PeerPlan> PlanPeers(const CudaApi& api, std::span<const DeviceInfo> devic
   }
   for (const DeviceInfo& device : devices) {
     if ((options.devices & BitOf(device.device)) == 0 || device.device == home.device) continue;
-    int can = 0;
-    if (auto done = api.Check(api.cuDeviceCanAccessPeer(&can, device.device, home.device),
-                              "cuDeviceCanAccessPeer");
-        !done) {
-      return std::unexpected(done.error());
-    }
-    if (can == 0 && !options.stage) {
+    const Result<PeerAccess> access = PeerAccessOf(api, device.device, home.device);
+    if (!access) return std::unexpected(access.error());
+    if (*access == PeerAccess::kNone && !options.stage) {
       return Fail(
           Code::kUnsupported,
           Concat("GPU ", device.device, ", ", device.uuid.ToString(),
@@ -144,15 +127,14 @@ Result<PeerPlan> PlanPeers(const CudaApi& api, std::span<const DeviceInfo> devic
           "set `stage` for a copy in that GPU's own memory, or work on the buffer's GPU. "
           "nvidia-smi topo -p2p r shows which GPUs can access each other");
     }
-    if (can == 0) {
+    if (*access == PeerAccess::kNone) {
       plan.staged = device.device;
       plan.way = protocol::PeerWay::kStaged;
       continue;
     }
-    const Result<protocol::PeerWay> way = WayBetween(api, device.device, home.device);
-    if (!way) return std::unexpected(way.error());
     plan.mapped.push_back(device.device);
-    plan.way = std::max(plan.way, *way);
+    plan.way = std::max(plan.way, *access == PeerAccess::kNvLink ? protocol::PeerWay::kNvLink
+                                                                 : protocol::PeerWay::kPcie);
   }
   return plan;
 }

@@ -243,6 +243,7 @@ TEST_F(CtlTest, SeveralGpus) {
   EXPECT_THAT(doctor.out, HasSubstr("GPU 0 of the pod, GPU-aaaaaaaa"));
   EXPECT_THAT(doctor.out, HasSubstr("GPU 1 of the pod, GPU-bbbbbbbb"));
   EXPECT_THAT(doctor.out, ContainsRegex("peers +GPU 0 and GPU 1 "));
+  EXPECT_THAT(doctor.out, HasSubstr("read-only on GPU-bbbbbbbb-0000-0000-0000-000000000002"));
 }
 
 // Goal: two processes that are both PID 1 can share vmm memory, and doctor warns about cuipc.

@@ -372,7 +372,7 @@ TEST(Doctor, SeveralGpus) {
   GpuFacts facts{.path = "libcuda.so.1",
                  .version = 13000,
                  .devices = {{second, "H100", 1}, {"GPU-other", "H100", 1}, {first, "H100", 1}},
-                 .pairs = {{0, 1, false, false}, {0, 2, true, true}}};
+                 .pairs = {{0, 1, PeerAccess::kNone}, {0, 2, PeerAccess::kNvLink}}};
   std::string text = DoctorText(CheckGpus(facts, &broker), false);
   EXPECT_THAT(text, HasSubstr("ok    broker's gpu  GPU 0 of the pod, " + first + ", is visible"));
   EXPECT_THAT(text, HasSubstr("ok    broker's gpu  GPU 1 of the pod, " + second + ", is visible"));
@@ -382,7 +382,7 @@ TEST(Doctor, SeveralGpus) {
                         "NVLink"));
   EXPECT_THAT(text, Not(HasSubstr("cannot access"))) << "the other GPU is not the pod's";
   EXPECT_THAT(ChooseDevices(facts, &broker), ElementsAre(first, second));
-  facts.pairs[1] = {0, 2, false, false};
+  facts.pairs[1] = {0, 2, PeerAccess::kNone};
   text = DoctorText(CheckGpus(facts, &broker), false);
   EXPECT_THAT(text, HasSubstr("warn  peers         GPU 1 and GPU 0 cannot access"));
 }

@@ -209,10 +209,10 @@ void CheckGpusOfPod(const GpuFacts& facts, const BrokerFacts& broker, std::vecto
     const auto second = number(pair.second);
     if (!first || !second) continue;
     const std::string text = Concat("GPU ", *first, " and GPU ", *second);
-    if (pair.in_place) {
-      checks->push_back(
-          {Level::kOk, "peers",
-           Concat(text, " access each other's buffers over ", pair.nvlink ? "NVLink" : "PCIe")});
+    if (pair.access != PeerAccess::kNone) {
+      checks->push_back({Level::kOk, "peers",
+                         Concat(text, " access each other's buffers over ",
+                                pair.access == PeerAccess::kNvLink ? "NVLink" : "PCIe")});
     } else {
       checks->push_back({Level::kWarn, "peers",
                          text + " cannot access each other's buffers; a copy has to be attached",

@@ -9,6 +9,7 @@
 
 #include "contract/status/mps_state.h"
 #include "platform/base/status.h"
+#include "platform/driver/device.h"
 #include "runtime/ctl/connection.h"
 
 namespace gpushm::ctl {
@@ -75,8 +76,7 @@ struct GpuFacts {
   struct Pair {
     size_t first = 0;  // Index in `devices`.
     size_t second = 0;
-    bool in_place = false;  // The GPUs access each other's memory.
-    bool nvlink = false;
+    PeerAccess access = PeerAccess::kNone;
   };
   std::vector<Device> devices;
   std::vector<Pair> pairs{};

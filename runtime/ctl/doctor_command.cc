@@ -30,16 +30,18 @@ BrokerView AskBroker(const Context& context) {
   return view;
 }
 
-void TryMemory(const std::string& driver, const std::string& uuid, int64_t wait_ms,
-               std::vector<Check>* checks) {
+// `where`: follows the names of the checks.
+void TryMemory(const std::string& driver, const std::string& uuid, const std::string& where,
+               int64_t wait_ms, std::vector<Check>* checks) {
   const auto memory = ProbeCreate(driver, uuid, wait_ms);
-  checks->push_back(CheckTry("create", memory ? Result<void>() : std::unexpected(memory.error()),
+  checks->push_back(CheckTry("create" + where,
+                             memory ? Result<void>() : std::unexpected(memory.error()),
                              "2Mi of GPU memory, exported as a descriptor"));
   if (!memory) return;
   const auto writable = ProbeMap(driver, uuid, *memory, /*writable=*/true, wait_ms);
-  checks->push_back(CheckTry("attach", writable, "imported and mapped in another process"));
+  checks->push_back(CheckTry("attach" + where, writable, "imported and mapped in another process"));
   if (!writable) return;
-  checks->push_back(CheckTry("read-only", ProbeMap(driver, uuid, *memory, false, wait_ms),
+  checks->push_back(CheckTry("read-only" + where, ProbeMap(driver, uuid, *memory, false, wait_ms),
                              "the driver prevents readers from writing"));
 }
 
@@ -58,7 +60,9 @@ Result<ExitCode> Run(const Context& context) {
   std::ranges::move(CheckGpus(gpus, facts), std::back_inserter(checks));
   if (gpus) {
     const std::vector<std::string> chosen = ChooseDevices(*gpus, facts);
-    for (const std::string& uuid : chosen) TryMemory(driver, uuid, wait_ms, &checks);
+    for (const std::string& uuid : chosen) {
+      TryMemory(driver, uuid, chosen.size() > 1 ? " on " + uuid : "", wait_ms, &checks);
+    }
     // MPS is of the machine: one daemon serves all GPUs of a process.
     if (!chosen.empty()) {
       const auto first = std::ranges::find(gpus->devices, chosen.front(), &GpuFacts::Device::uuid);

@@ -10,6 +10,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -76,23 +77,10 @@ int MpsOf(const CudaApi& api, const DeviceInfo& device) {
   return api.cuDeviceGetAttribute(&mps, kMpsEnabled, device.device) == CUDA_SUCCESS ? mps : -1;
 }
 
-struct PairAccess {
-  bool in_place = false;
-  bool nvlink = false;
-};
-
-// NVLink carries atomics; PCIe between GPUs does not.
-PairAccess AccessOf(const CudaApi& api, CUdevice first, CUdevice second) {
-  int there = 0;
-  int back = 0;
-  int atomics = 0;
-  if (api.cuDeviceCanAccessPeer(&there, first, second) != CUDA_SUCCESS ||
-      api.cuDeviceCanAccessPeer(&back, second, first) != CUDA_SUCCESS ||
-      api.cuDeviceGetP2PAttribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, first,
-                                  second) != CUDA_SUCCESS) {
-    return {};
-  }
-  return {.in_place = there != 0 && back != 0, .nvlink = atomics != 0};
+// What holds in both directions. A driver that does not answer counts as no access.
+PeerAccess AccessBetween(const CudaApi& api, CUdevice first, CUdevice second) {
+  return std::min(PeerAccessOf(api, first, second).value_or(PeerAccess::kNone),
+                  PeerAccessOf(api, second, first).value_or(PeerAccess::kNone));
 }
 
 Result<DeviceInfo> FindDevice(const CudaApi& api, const std::string& uuid) {
@@ -105,7 +93,7 @@ Result<DeviceInfo> FindDevice(const CudaApi& api, const std::string& uuid) {
 }
 
 // Lines with path, version and simulated; a line "uuid bytes mps name" for each device, and after
-// an empty line one "first second in_place nvlink" for each pair of them.
+// an empty line one "first second access" for each pair of them.
 std::string Encode(const CudaApi& api, const std::vector<DeviceInfo>& devices) {
   std::string text =
       Concat(api.path(), "\n", api.driver_version(), "\n", api.simulated() ? 1 : 0, "\n");
@@ -116,8 +104,8 @@ std::string Encode(const CudaApi& api, const std::vector<DeviceInfo>& devices) {
   text += '\n';
   for (size_t first = 0; first < devices.size(); ++first) {
     for (size_t second = first + 1; second < devices.size(); ++second) {
-      const PairAccess access = AccessOf(api, devices[first].device, devices[second].device);
-      text += Concat(first, " ", second, " ", access.in_place, " ", access.nvlink, "\n");
+      const PeerAccess access = AccessBetween(api, devices[first].device, devices[second].device);
+      text += Concat(first, " ", second, " ", static_cast<int>(access), "\n");
     }
   }
   return text;
@@ -141,7 +129,9 @@ GpuFacts Decode(const std::string& text) {
     facts.devices.push_back(device);
   }
   GpuFacts::Pair pair;
-  while (in >> pair.first >> pair.second >> pair.in_place >> pair.nvlink) {
+  int access = 0;
+  while (in >> pair.first >> pair.second >> access) {
+    pair.access = static_cast<PeerAccess>(access);
     facts.pairs.push_back(pair);
   }
   return facts;
