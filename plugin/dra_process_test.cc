@@ -143,7 +143,8 @@ TEST(PluginDra, KilledBeforeEachChangeOfTheFileSystem) {
     }
     PluginProcess plugin(node.node, node.Config(), kEnvironment);
     const KubeletClient kubelet(node.Registry());
-    ASSERT_TRUE(kubelet.GetInfo()) << plugin.Log();
+    const auto info = kubelet.GetInfo();
+    ASSERT_TRUE(info) << info.error().ToString() << plugin.Log();
     ASSERT_TRUE(kubelet.Notify(true));
     const auto again = kubelet.Prepare("victim", kVictim);
     ASSERT_TRUE(again) << again.error().ToString() << plugin.Log();

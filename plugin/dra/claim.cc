@@ -10,6 +10,7 @@
 #include "platform/base/name.h"
 #include "platform/base/quote.h"
 #include "platform/yaml/quantity.h"
+#include "plugin/dra/json.h"
 
 namespace gpushm::plugin::dra {
 namespace {
@@ -18,19 +19,6 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kBroker = "broker";
 constexpr std::string_view kApp = "app";
-
-// The value at that path of keys; null if a key is missing or something on the way is no object.
-const Json& At(const Json& json, std::initializer_list<const char*> keys) {
-  static const Json kNull;
-  const Json* at = &json;
-  for (const char* const key : keys) {
-    if (!at->is_object()) return kNull;
-    const auto found = at->find(key);
-    if (found == at->end()) return kNull;
-    at = &*found;
-  }
-  return *at;
-}
 
 std::string Text(const Json& json) {
   return json.is_string() ? json.get<std::string>() : std::string();

@@ -6,6 +6,7 @@
 #include "platform/daemon/log.h"
 #include "plugin/dra/claim.h"
 #include "plugin/dra/devices.h"
+#include "plugin/dra/json.h"
 
 namespace gpushm::plugin::dra {
 namespace {
@@ -13,11 +14,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kApi[] = "/apis/resource.k8s.io/v1/resourceslices";
-
-// Null unless `json` is an object that has the key.
-Json Field(const Json& json, const char* key) {
-  return json.is_object() && json.contains(key) ? json[key] : Json();
-}
 
 void AddDropped(const Json& wanted, const Json& got, const std::string& path,
                 std::vector<std::string>* dropped) {
@@ -72,10 +68,9 @@ Result<Json> Slices::Ask(const std::string& method, const std::string& path, con
   if (!text) return std::unexpected(text.error());
   Json json = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (json.is_object()) return json;
-  return Fail(Code::kCorrupt, Concat(method, " ", path,
-                                     ": the API server's answer is not a JSON "
-                                     "object: ",
-                                     Quote(*text)));
+  return Fail(
+      Code::kCorrupt,
+      Concat(method, " ", path, ": the API server's answer is not a JSON object: ", Quote(*text)));
 }
 
 // By name.
@@ -86,8 +81,8 @@ Result<std::map<std::string, Json>> Slices::Mine(const Deadline& deadline) const
           Json(), deadline);
   if (!list) return std::unexpected(list.error());
   std::map<std::string, Json> mine;
-  for (const Json& slice : Field(*list, "items")) {
-    const Json name = Field(Field(slice, "metadata"), "name");
+  for (const Json& slice : At(*list, {"items"})) {
+    const Json name = At(slice, {"metadata", "name"});
     if (!name.is_string()) {
       return Fail(Code::kCorrupt, Concat("the API server listed a ResourceSlice without a name: ",
                                          Quote(Dump(slice))));
@@ -99,13 +94,13 @@ Result<std::map<std::string, Json>> Slices::Mine(const Deadline& deadline) const
 
 bool Slices::IsRight(const std::string& name, const Json& devices, size_t count,
                      const Json& slice) const {
-  const Json spec = Field(slice, "spec");
+  const Json spec = At(slice, {"spec"});
   const auto answered = answered_.find(name);
   if (answered == answered_.end() || answered->second.devices != devices ||
-      Field(answered->second.spec, "devices") != Field(spec, "devices")) {
+      At(answered->second.spec, {"devices"}) != At(spec, {"devices"})) {
     return false;
   }
-  return Field(Field(spec, "pool"), "resourceSliceCount") == Json(count);
+  return At(spec, {"pool", "resourceSliceCount"}) == Json(count);
 }
 
 Result<void> Slices::DeleteSlice(const std::string& name, const Deadline& deadline) {
@@ -131,7 +126,7 @@ Result<bool> Slices::Sync(const Json& devices, const Deadline& deadline) {
   for (const auto& [name, slice] : *mine) {
     const auto want = wanted.find(name);
     right &= want != wanted.end() && IsRight(name, want->second, wanted.size(), slice);
-    const Json number = Field(Field(Field(slice, "spec"), "pool"), "generation");
+    const Json number = At(slice, {"spec", "pool", "generation"});
     if (number.is_number_unsigned()) generation = std::max(generation, number.get<uint64_t>());
   }
   if (right && mine->size() == wanted.size()) return false;
@@ -142,7 +137,7 @@ Result<bool> Slices::Sync(const Json& devices, const Deadline& deadline) {
   const Json owner = {{"apiVersion", "v1"},
                       {"kind", "Node"},
                       {"name", node_},
-                      {"uid", Field(Field(*node, "metadata"), "uid")},
+                      {"uid", At(*node, {"metadata", "uid"})},
                       {"controller", true}};
   std::vector<std::string> dropped;
   for (const auto& [name, part] : wanted) {
@@ -160,14 +155,13 @@ Result<bool> Slices::Sync(const Json& devices, const Deadline& deadline) {
     const auto old = mine->find(name);
     const bool exists = old != mine->end();
     if (exists) {
-      slice["metadata"]["resourceVersion"] =
-          Field(Field(old->second, "metadata"), "resourceVersion");
+      slice["metadata"]["resourceVersion"] = At(old->second, {"metadata", "resourceVersion"});
     }
     const Result<Json> answer =
         Ask(exists ? "PUT" : "POST", exists ? Concat(kApi, "/", name) : std::string(kApi), slice,
             deadline);
     if (!answer) return std::unexpected(answer.error());
-    const Json spec = Field(*answer, "spec");
+    const Json spec = At(*answer, {"spec"});
     answered_[name] = {part, spec};
     for (const std::string& path : Dropped({{"devices", part}}, spec)) {
       dropped.push_back(path);
