@@ -68,14 +68,14 @@ static void* driver;
 
 static CUcontext context;
 
-/* An application's own work needs a context, current on each of its threads; attaching needs
- * none. */
-static void MakeContext(void) {
+/* An application's own work needs a context of the GPU that it uses, current on each of its
+ * threads; attaching needs none. `ordinal`: the GPU's, in this process. */
+static void MakeContext(int ordinal) {
   CUdevice device;
   driver = dlopen("libcuda.so.1", RTLD_NOW);
   if (driver == NULL) Fail(dlerror());
   CALL(cuInit, 0);
-  CALL(cuDeviceGet, &device, 0);
+  CALL(cuDeviceGet, &device, ordinal);
   CALL(cuDevicePrimaryCtxRetain, &context, device);
   CALL(cuCtxSetCurrent, context);
 }

@@ -1,5 +1,6 @@
 /* An application that uses a GPU buffer by name: attaches it, prints what it sees, and prints it
- * again whenever that changes, until SIGTERM. Errors end it.
+ * again whenever that changes, until SIGTERM. It uses the GPU on which the buffer is. Errors end
+ * it.
  *
  * usage: gpushm-demo-app [--once] [--write TEXT] [--ready SIGNAL] NAME
  *   --once           ends after the first print
@@ -44,12 +45,17 @@ static void Write(gpushm_attachment* attachment, const char* text) {
 }
 
 static gpushm_attachment* Attach(gpushm_client* client, const char* name, const char* text) {
+  static int used_gpu = -1;
   gpushm_attachment* attachment = NULL;
+  gpushm_attachment_info info;
   gpushm_attach_options options;
   GPUSHM_INIT(&options);
   options.access = text != NULL ? GPUSHM_ACCESS_READ_WRITE : GPUSHM_ACCESS_READ;
   options.timeout_ms = kOpenMs;
   Check(gpushm_attach(client, name, &options, &attachment));
+  GPUSHM_INIT(&info);
+  Check(gpushm_attachment_get_info(attachment, &info));
+  if (info.device != used_gpu) MakeContext(used_gpu = info.device);
   if (text != NULL) Write(attachment, text);
   return attachment;
 }
@@ -97,7 +103,6 @@ int main(int count, char** words) {
     Fail("usage: gpushm-demo-app [--once] [--write TEXT] [--ready SIGNAL] NAME");
   }
   EndOnSignals();
-  MakeContext();
 
   gpushm_client* client = OpenClient();
   gpushm_signal* said = NULL;

@@ -319,7 +319,7 @@ int main(int count, char** words) {
   }
   ReadOptions(count, words);
   EndOnSignals();
-  MakeContext();
+  MakeContext(0);
   client = OpenClient();
   for (int i = 0; i < streams; ++i) PrepareVideo(i, in_name, out_name);
 

@@ -191,7 +191,7 @@ int main(int count, char** words) {
         "       gpushm-queue-app --worker QUEUE ANSWERS [--busy-ms N]");
   }
   EndOnSignals();
-  MakeContext();
+  MakeContext(0);
   CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
   client = OpenClient();
   if (gateway) {

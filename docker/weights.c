@@ -154,7 +154,7 @@ int main(int count, char** words) {
         "       gpushm-weights-app --rollout NAME [--busy-ms N]");
   }
   EndOnSignals();
-  MakeContext();
+  MakeContext(0);
   CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
   client = OpenClient();
   if (trainer) {
