@@ -152,8 +152,10 @@ TEST(PluginDra, KilledBeforeEachChangeOfTheFileSystem) {
     ASSERT_TRUE(other) << other.error().ToString() << plugin.Log();
     EXPECT_EQ(node.GpuOf(kVictim), kGpuA);
     EXPECT_EQ(node.GpuOf(kOther), kGpuA);
-    ASSERT_TRUE(kubelet.Unprepare("victim", kVictim));
-    ASSERT_TRUE(kubelet.Unprepare("other", kOther));
+    for (const auto& [name, uid] : {std::pair("victim", kVictim), std::pair("other", kOther)}) {
+      const Result<void> gone = kubelet.Unprepare(name, uid);
+      ASSERT_TRUE(gone) << gone.error().ToString() << plugin.Log();
+    }
     EXPECT_THAT(node.node.Specs(), IsEmpty());
     EXPECT_THAT(node.node.Links(), IsEmpty());
   }

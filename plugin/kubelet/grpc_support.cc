@@ -96,7 +96,9 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& path, int max_recei
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  // How long an attempt to connect may take, in spite of its name: a server on a busy node can be
+  // slow to answer. The next attempt after a refusal comes after the times above and below.
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   args.SetMaxReceiveMessageSize(max_receive_bytes);
   // Go's servers refuse an authority that contains the path's slashes.

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock-more-matchers.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/server_posix.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -10,6 +11,7 @@
 
 #include "plugin/kubelet/pod_resources.grpc.pb.h"
 #include "plugin/kubelet/testing/fixture.h"
+#include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin::kubelet {
 namespace {
@@ -97,6 +99,28 @@ TEST_F(PodResourcesTest, OtherGpusAreGpusAlone) {
         pod.name == "nvidia.com/hostdev" || pod.name.find("rdma") != std::string::npos;
     EXPECT_EQ(list->snapshot.OtherGpuOf({pod, "app"}).empty(), network) << pod.name;
   }
+}
+
+// On a busy node a server's first bytes can come late. The deadline of the call decides how long
+// that may take, not one of the connection.
+TEST_F(PodResourcesTest, AServerThatIsSlowToAcceptIsWaitedFor) {
+  const std::string path = folder / "pod-resources.sock";
+  ::v1::PodResourcesLister::Service service;  // Answers that it knows no List.
+  grpc::ServerBuilder builder;
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const Result<ListeningSocket> socket = ListeningSocket::Bind(path);
+  ASSERT_TRUE(socket) << socket.error().ToString();
+  std::thread accepts([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    while (UniqueFd connection = socket->Accept())
+      grpc::AddInsecureChannelFromFd(server.get(), connection.Release());
+  });
+  const Result<PodList> list = pods.List(Soon());
+  accepts.join();
+  server->Shutdown(std::chrono::system_clock::now());
+  ASSERT_FALSE(list);
+  EXPECT_EQ(list.error().code(), Code::kUnsupported) << list.error().ToString();
 }
 
 TEST_F(PodResourcesTest, KnowsOtherNames) {
