@@ -112,7 +112,7 @@ TEST_F(PodResourcesTest, AServerThatIsSlowToAcceptIsWaitedFor) {
   const Result<ListeningSocket> socket = ListeningSocket::Bind(path);
   ASSERT_TRUE(socket) << socket.error().ToString();
   std::thread accepts([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));  // sleep: the slowness itself
     while (UniqueFd connection = socket->Accept())
       grpc::AddInsecureChannelFromFd(server.get(), connection.Release());
   });
