@@ -54,19 +54,17 @@ Result<void> CheckProgramsRun(const std::string& folder, const std::string& on_h
               "set state-folder to a folder on another file system, such as /var/lib/gpushm");
 }
 
-// The longest name of a folder below links/ is the UID of a DRA claim.
-constexpr size_t kUidBytes = 36;
-
 }  // namespace
 
 Result<HostFiles> HostFiles::Open(std::string on_host, std::string seen, Files& files) {
-  constexpr size_t kMaxBytes = sizeof(sockaddr_un::sun_path) - sizeof "/links/" - kUidBytes -
-                               sizeof protocol::kLinkSocketName;
-  if (seen.size() > kMaxBytes) {
+  const std::string longest = Concat(seen, "/links/m0000/", protocol::kLinkSocketName);
+  if (longest.size() >= sizeof(sockaddr_un::sun_path)) {
     return Fail(Code::kInvalidArgument,
-                Concat("state folder ", seen, " has ", seen.size(),
-                       " bytes: the paths of the sockets below it would be too long"),
-                Concat("use a path of at most ", kMaxBytes, " bytes, such as /var/lib/gpushm"));
+                Concat("state folder ", seen,
+                       " is too long: socket paths below it must have at "
+                       "most ",
+                       sizeof(sockaddr_un::sun_path) - 1, " bytes"),
+                "use a shorter path");
   }
   HostFiles host(std::move(on_host), std::move(seen), &files);
   for (const auto& [folder, mode] : {std::pair{"", kOpenFolder},
