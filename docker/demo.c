@@ -55,7 +55,10 @@ static gpushm_attachment* Attach(gpushm_client* client, const char* name, const 
   Check(gpushm_attach(client, name, &options, &attachment));
   GPUSHM_INIT(&info);
   Check(gpushm_attachment_get_info(attachment, &info));
-  if (info.device != used_gpu) MakeContext(used_gpu = info.device);
+  if (info.device != used_gpu) {
+    used_gpu = info.device;
+    MakeContext(used_gpu);
+  }
   if (text != NULL) Write(attachment, text);
   return attachment;
 }

@@ -96,8 +96,9 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& path, int max_recei
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  // How long an attempt to connect may take, in spite of its name: a server on a busy node can be
-  // slow to answer. The next attempt after a refusal comes after the times above and below.
+  // Despite its name, this is the longest time that one attempt to connect may take (gRPC's
+  // "minimum connect timeout"): a server on a busy node answers late. The two others are the pauses
+  // between attempts.
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   args.SetMaxReceiveMessageSize(max_receive_bytes);

@@ -101,11 +101,10 @@ TEST_F(PodResourcesTest, OtherGpusAreGpusAlone) {
   }
 }
 
-// On a busy node a server's first bytes can come late. The deadline of the call decides how long
-// that may take, not one of the connection.
+// On a busy node a server can be late to answer a new connection, which has two seconds for it.
 TEST_F(PodResourcesTest, AServerThatIsSlowToAcceptIsWaitedFor) {
   const std::string path = folder / "pod-resources.sock";
-  ::v1::PodResourcesLister::Service service;  // Answers that it knows no List.
+  ::v1::PodResourcesLister::Service service;  // Answers that List is not implemented.
   grpc::ServerBuilder builder;
   builder.RegisterService(&service);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
