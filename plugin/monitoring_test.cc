@@ -151,6 +151,10 @@ class MonitoringTest : public ::testing::Test {
     StartPlugin(more);
     ASSERT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits, Soon())) << Log();
     ASSERT_TRUE(kubelet_.WaitAllocatable(kAttach, testing::kTokens, Soon())) << Log();
+    // The plugin registers further resources after these two.
+    ASSERT_TRUE(WaitUntil(kLongMs, [this] {
+      return testing::HttpGet(probes_port_, "/readyz").status == 200;
+    })) << Log();
   }
   std::string Page() const { return Scrape::Get(port_, "/metrics"); }
   Scrape Look() const { return Scrape(Page()); }
