@@ -73,11 +73,6 @@ class SeveralGpusTest(ChartCase):
                 if s["name"] == "plugin")["restartCount"] > status["restartCount"], 60,
             lambda _: "the plugin does not come back")
 
-    def setUp(self):
-        """A case says on which GPUs its pods are, so it starts when former pods have given all back."""
-        super().setUp()
-        self.wait_bound(0)
-
     def gpus_of(self, name, container_name="a"):
         told = self.execute(name, container_name, "sh", "-c", "echo $GPUSHM_SIM_DEVICES")
         return told.strip().split(",")
