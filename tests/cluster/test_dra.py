@@ -114,6 +114,8 @@ class DraTest(ClusterCase):
 
     @classmethod
     def tearDownClass(cls):
+        # The other front end could not end a claim that is still prepared: its memory would stay bound.
+        cls.plugin.wait_released()
         cls.plugin.remove()
 
     def setUp(self):
