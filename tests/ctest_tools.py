@@ -7,6 +7,7 @@ gpu-simulated BUILD: the same, with the driver that they have in ctest.
 files BUILD:    files of the source tree that those commands name (a pack carries them).
 fuzz BUILD:     fuzz targets, one line each: name, program, folder of the kept corpus.
 tally XML ...:  the numbers of CTest's JUnit files, GoogleTest cases counted one by one.
+failed SUITE XML: the names of the failed cases, each with the end of what it printed.
 skips SUITE [XML]: fails where a case was skipped that expected_skips.json does not name for the
                 suite, and says which; without a file, where the whole suite was ("*"). What was to
                 be skipped and ran is a note.
@@ -29,6 +30,7 @@ EXPECTED_SKIPS = ROOT / "tests/expected_skips.json"
 # line.
 CUT_OFF = "of the test output was removed since it exceeds the threshold"
 GTEST_BEGINS = "[==========] Running "
+FAILED_LINES = 15
 
 
 def load_tests(build):
@@ -126,6 +128,17 @@ def print_tally(files):
     print(*total)
 
 
+def print_failed(suite, file):
+    for case in ElementTree.parse(file).getroot().iter("testcase"):
+        if not count(case)[1]:
+            continue
+        output = case.findtext("failure") or case.findtext("system-out") or ""
+        names = sorted(set(re.findall(r"^\[  FAILED  \] (\S+\.\S+)", output, re.MULTILINE)))
+        print(f"{suite}: {case.get('name')} failed" + (f": {', '.join(names)}" if names else ""))
+        for line in output.rstrip().splitlines()[-FAILED_LINES:]:
+            print(f"    {line}")
+
+
 def outcomes(file):
     """(names of the skipped cases, names of the passed ones) in a JUnit file: GoogleTest's cases,
     and programs that have none."""
@@ -162,6 +175,9 @@ def main():
         sys.exit(0 if check_skips(arguments[0], arguments[1] if arguments[1:] else None) else 1)
     if verb == "tally":
         print_tally(arguments)
+        return
+    if verb == "failed":
+        print_failed(*arguments)
         return
     verbs = {"gpu": print_gpu_list,
              "gpu-simulated": lambda build: print_gpu_list(build, simulated=True),

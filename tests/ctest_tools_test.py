@@ -74,6 +74,15 @@ class ToolsTest(unittest.TestCase):
         self.assertEqual(self.tally(program("x_test", cut)), ["0", "1", "0"])
         self.assertEqual(self.tally(program("x_test", "", "fail")), ["0", "1", "0"])
 
+    def test_a_failed_case_is_named_with_the_end_of_what_it_printed(self):
+        said = io.StringIO()
+        bad = RAN.replace("[       OK ] A/B.Each/0", "[  FAILED  ] A/B.Each/0")
+        with contextlib.redirect_stdout(said):
+            ctest_tools.print_failed("dev", self.results(program("x_test", bad, "fail"),
+                                                         program("y_test", RAN)))
+        self.assertIn("dev: x_test failed: A/B.Each/0\n    ", said.getvalue())
+        self.assertNotIn("y_test", said.getvalue())
+
     def test_an_expected_skip_is_fine(self):
         self.assertEqual(self.skips("dev", program("x_test", RAN)), (True, ""))
 

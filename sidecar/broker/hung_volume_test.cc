@@ -184,7 +184,9 @@ bool AnyThreadSleepsIn(pid_t pid, const std::string& function) {
   for (const auto& thread :
        std::filesystem::directory_iterator(Concat("/proc/", pid, "/task"), error)) {
     std::ifstream file(thread.path() / "wchan");
-    if (std::string((std::istreambuf_iterator<char>(file)), {}) == function) return true;
+    std::string where;
+    std::getline(file, where);  // Unlike an iterator, it does not throw if the thread has ended.
+    if (where == function) return true;
   }
   return false;
 }

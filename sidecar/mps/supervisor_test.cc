@@ -95,7 +95,8 @@ class SupervisorTest : public ::testing::Test {
   pid_t DaemonOf(pid_t supervisor) const {
     for (const pid_t child : ChildrenOf(supervisor)) {
       std::ifstream file(Concat("/proc/", child, "/cmdline"));
-      const std::string words((std::istreambuf_iterator<char>(file)), {});
+      std::string words;
+      std::getline(file, words);  // Unlike an iterator, it does not throw if the child has ended.
       if (words.find(std::string("\0-f", 3)) != std::string::npos) return child;
     }
     return 0;

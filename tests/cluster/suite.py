@@ -13,6 +13,7 @@ import faulthandler
 import importlib
 import io
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,8 @@ import try_it
 MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_chart",
            "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods", "test_monitoring"]
 CASE_TIMEOUT_S = 240
+# XML 1.0 has no place for them, and a container's log may.
+NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class Result(unittest.TestResult):
@@ -89,6 +92,7 @@ class Result(unittest.TestResult):
         """For a case, or for setUpClass and similar, which no stopTest follows."""
         case = ElementTree.SubElement(self._suite, "testcase", name=name, classname="cluster",
                                       time=f"{seconds:.3f}", status="run")
+        trouble = [NOT_IN_XML.sub("\ufffd", text) for text in trouble]
         word = "FAILED" if trouble else "ok" if skipped is None else "skipped"
         print(f"{name:72} {word:7} {seconds:6.1f} s {skipped or ''}", flush=True)
         if trouble:
