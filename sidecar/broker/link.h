@@ -38,7 +38,8 @@ class Link {
     std::string folder;
     uint64_t epoch = 0;
     int64_t first_retry_ms = 100;
-    int64_t last_retry_ms = 5'000;
+    // Until a restarted plugin has the state again, a broker that is killed loses its buffers.
+    int64_t last_retry_ms = 500;
     int64_t greeting_ms = 5'000;
     // For tests. If not 0, the process kills itself after sending this many messages after Run().
     uint64_t die_after = 0;

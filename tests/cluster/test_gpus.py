@@ -125,6 +125,9 @@ class SeveralGpusTest(ChartCase):
             wait_until(lambda: f"two cannot be reached: {self.events_text()}", 30,
                        lambda: self.reached("two"))
             self.assert_whole("two")
+            # A plugin that was killed has nothing until the broker has told it again.
+            wait_until(lambda: f"the plugin does not have the buffers: {pools()}", 30,
+                       lambda: pools() == dict.fromkeys(gpus, 4 << 20))
         self.restart("two", "a")
         self.assertEqual(self.gpus_of("two"), gpus)
         self.delete_pods("two")
