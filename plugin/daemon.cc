@@ -485,7 +485,8 @@ Result<void> Daemon::StartDra() {
                 "set the environment variable NODE_NAME to the pod's spec.nodeName, as the chart "
                 "does");
   }
-  Result<dra::ApiAddress> api = dra::FindApi(config.api_server, config.api_credentials);
+  Result<kubernetes::ApiAddress> api =
+      kubernetes::FindApi(config.api_server, config.api_credentials);
   if (!api) return std::unexpected(api.error());
   Result<std::unique_ptr<dra::FrontEnd>> front_end =
       dra::FrontEnd::Start({.node = options_.node_name,

@@ -7,17 +7,17 @@
 #include <filesystem>
 #include <string>
 
+#include "platform/kubernetes/testing/api_server.h"
 #include "plugin/dra/devices.h"
-#include "plugin/dra/testing/api_server.h"
 #include "plugin/dra/testing/kubelet_client.h"
 #include "plugin/testing/sharing.h"
 
 namespace gpushm::plugin {
 namespace {
 
-using dra::testing::ApiServer;
 using dra::testing::KubeletClient;
 using kubelet::testing::ScriptedKubelet;
+using kubernetes::testing::ApiServer;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::kGpuA;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "platform/base/read_whole.h"
 #include "platform/daemon/log.h"
 #include "plugin/cdi/files.h"
 #include "plugin/kubelet/unix_socket.h"

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "contract/protocol/link.h"
+#include "platform/base/read_whole.h"
 #include "plugin/binding/snapshot.h"
 #include "plugin/cdi/container_paths.h"
 #include "plugin/cdi/driver_files.h"

@@ -11,8 +11,9 @@
 #include <string_view>
 #include <utility>
 
+#include "platform/base/read_whole.h"
+#include "platform/base/unique_fd.h"
 #include "plugin/cdi/container_paths.h"
-#include "plugin/cdi/files.h"
 #include "plugin/cdi/host_path.h"
 #include "plugin/cdi/nvidia_spec.h"
 

@@ -53,8 +53,4 @@ Result<void> SweepTemporaries(Files& files, const std::string& folder, std::stri
 // The names in a folder, sorted, without . and ..
 Result<std::vector<std::string>> ListFolder(const std::string& folder);
 
-// Reads a whole regular file. Follows no link and does not wait for a pipe's writer. kNotFound: it
-// does not exist. kCorrupt: it is not a regular file, or longer than max_bytes.
-Result<std::string> ReadWhole(const std::string& path, size_t max_bytes);
-
 }  // namespace gpushm::plugin

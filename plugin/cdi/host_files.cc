@@ -12,6 +12,7 @@
 
 #include "contract/protocol/link.h"
 #include "platform/base/name.h"
+#include "platform/base/read_whole.h"
 #include "plugin/cdi/host_path.h"
 
 namespace gpushm::plugin {

@@ -7,6 +7,8 @@
 #include <map>
 #include <tuple>
 
+#include "platform/base/read_whole.h"
+
 namespace gpushm::plugin {
 namespace {
 

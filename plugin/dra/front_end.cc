@@ -421,7 +421,7 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
 
   const Options options_;
   Handler* const handler_;
-  const ApiClient client_;
+  const kubernetes::ApiClient client_;
   Slices slices_;  // Of the publisher's thread.
   Door calls_door_;
   Door registry_door_;

@@ -24,7 +24,7 @@
 #include <string>
 
 #include "platform/base/status.h"
-#include "plugin/dra/api_client.h"
+#include "platform/kubernetes/api_client.h"
 #include "plugin/dra/devices.h"
 #include "plugin/dra/handler.h"
 
@@ -56,7 +56,7 @@ class FrontEnd {
     // Of the kubelet; this process and the kubelet see them at the same paths.
     std::string registry_folder = "/var/lib/kubelet/plugins_registry";
     std::string plugins_folder = "/var/lib/kubelet/plugins";
-    ApiAddress api;
+    kubernetes::ApiAddress api;
     Times times = {};
   };
 

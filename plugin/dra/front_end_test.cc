@@ -10,7 +10,7 @@
 #include <mutex>
 #include <thread>
 
-#include "plugin/dra/testing/api_server.h"
+#include "platform/kubernetes/testing/api_server.h"
 #include "plugin/dra/testing/kubelet_client.h"
 #include "plugin/kubelet/unix_socket.h"
 
@@ -110,7 +110,7 @@ class FrontEndTest : public ::testing::Test {
   }
 
   gpushm::testing::TempFolder folder_;
-  testing::ApiServer server_;
+  kubernetes::testing::ApiServer server_;
   testing::KubeletClient kubelet_;
   FakeHandler handler_;
   std::unique_ptr<FrontEnd> front_end_;

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "platform/kubernetes/testing/api_server.h"
 #include "plugin/dra/devices.h"
-#include "plugin/dra/testing/api_server.h"
 
 namespace gpushm::plugin::dra {
 namespace {
@@ -30,8 +30,8 @@ class SlicesTest : public ::testing::Test {
     return slices_.Sync(devices, Deadline::AfterMs(10'000));
   }
 
-  testing::ApiServer server_;
-  const ApiClient client_{server_.Address()};
+  kubernetes::testing::ApiServer server_;
+  const kubernetes::ApiClient client_{server_.Address()};
   Slices slices_{"node0", [this](const auto&... call) { return client_.Call(call...); }};
 };
 

@@ -1,4 +1,4 @@
-#include "plugin/dra/api_client.h"
+#include "platform/kubernetes/api_client.h"
 
 #include <httplib.h>
 
@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "platform/base/quote.h"
-#include "plugin/cdi/files.h"
+#include "platform/base/read_whole.h"
 
-namespace gpushm::plugin::dra {
+namespace gpushm::kubernetes {
 namespace {
 
 constexpr size_t kMaxTokenBytes = size_t{64} << 10;
@@ -51,10 +51,10 @@ std::string Reason(const std::string& body) {
 std::string RemedyFor(int http_status) {
   switch (CodeOf(http_status)) {
     case Code::kDenied:
-      return "give the plugin's service account the rights in docs/design/dra.md; the chart does "
-             "with plugin.allocation: dra";
+      return "give the pod's service account the right that the answer names; gpushm's chart gives "
+             "all that are needed";
     case Code::kUnavailable:
-      return "the plugin tries again by itself";
+      return "gpushm tries again by itself";
     default:
       return {};
   }
@@ -85,7 +85,8 @@ Result<ApiAddress> FindApi(const std::string& server, const std::string& credent
                 server.empty() ? "the environment variables KUBERNETES_SERVICE_HOST and "
                                  "KUBERNETES_SERVICE_PORT do not say where the API server is"
                                : Concat("invalid address of the API server: ", Quote(server)),
-                "run the plugin in a pod, or set dra.api-server: 10.96.0.1:443");
+                "run in a pod, or give the address: dra.api-server: 10.96.0.1:443 in the plugin's "
+                "configuration, or the injector's flag --api-server 10.96.0.1:443");
   }
   if (!credentials_folder.empty()) address.credentials_folder = credentials_folder;
   return address;
@@ -143,8 +144,8 @@ Result<std::string> ApiClient::Call(const std::string& method, const std::string
                            ? Concat(": its certificate is not signed by ",
                                     address_.credentials_folder, "/ca.crt, or names another host")
                            : ""),
-                "check that the plugin's pod reaches the API server; the plugin tries again by "
-                "itself");
+                "check that this pod reaches the API server, for example that no NetworkPolicy "
+                "forbids it");
   }
   if (result->status >= 200 && result->status < 300) return answer;
   return Fail(CodeOf(result->status),
@@ -152,4 +153,4 @@ Result<std::string> ApiClient::Call(const std::string& method, const std::string
               RemedyFor(result->status));
 }
 
-}  // namespace gpushm::plugin::dra
+}  // namespace gpushm::kubernetes

@@ -1,4 +1,4 @@
-#include "plugin/dra/testing/api_server.h"
+#include "platform/kubernetes/testing/api_server.h"
 
 #include <openssl/evp.h>
 #include <openssl/pem.h>
@@ -11,7 +11,7 @@
 
 #include "platform/base/status.h"
 
-namespace gpushm::plugin::dra::testing {
+namespace gpushm::kubernetes::testing {
 namespace {
 
 using Json = nlohmann::json;
@@ -119,6 +119,16 @@ void ApiServer::PutClaim(const std::string& name, const std::string& uid, const 
 void ApiServer::PutClaim(const std::string& name, const Json& claim) {
   const std::lock_guard lock(mutex_);
   claims_[name] = claim;
+}
+
+std::map<std::string, Json> ApiServer::Templates() const {
+  const std::lock_guard lock(mutex_);
+  return templates_;
+}
+
+void ApiServer::PutTemplate(const std::string& where, const Json& object) {
+  const std::lock_guard lock(mutex_);
+  templates_[where] = object;
 }
 
 std::vector<Json> ApiServer::Slices() const {
@@ -231,6 +241,29 @@ void ApiServer::Route() {
                  }
                  Answer(200, found->second, response);
                });
+  static constexpr char kTemplates[] =
+      "/apis/resource.k8s.io/v1/namespaces/([^/]+)/resourceclaimtemplates";
+  server_->Get(Concat(kTemplates, "/([^/]+)"), [this](const Request& request, Response& response) {
+    const std::lock_guard lock(mutex_);
+    if (Refused(request, response)) return;
+    const auto found =
+        templates_.find(Concat(request.matches[1].str(), "/", request.matches[2].str()));
+    if (found == templates_.end()) return AnswerError(404, "not found", response);
+    Answer(200, found->second, response);
+  });
+  server_->Post(kTemplates, [this](const Request& request, Response& response) {
+    const std::lock_guard lock(mutex_);
+    if (Refused(request, response)) return;
+    Json object = Json::parse(request.body);
+    for (Json& wanted : object["spec"]["spec"]["devices"]["requests"]) {
+      wanted["exactly"]["allocationMode"] = "ExactCount";  // A default.
+    }
+    const auto [at, fresh] = templates_.emplace(
+        Concat(request.matches[1].str(), "/", object["metadata"]["name"].get<std::string>()),
+        object);
+    if (!fresh) return AnswerError(409, "already exists", response);
+    Answer(201, at->second, response);
+  });
 }
 
-}  // namespace gpushm::plugin::dra::testing
+}  // namespace gpushm::kubernetes::testing

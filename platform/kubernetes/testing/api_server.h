@@ -1,6 +1,6 @@
-// A small API server over HTTPS: ResourceSlices, ResourceClaims and Nodes in memory, with the rules
-// of the real one that the plugin depends on (resource versions, 404, 409, fields that are left out
-// while their gate is off).
+// A small API server over HTTPS: ResourceSlices, ResourceClaims, their templates and Nodes in
+// memory, with the rules of the real one that the plugin depends on (resource versions, 404, 409,
+// fields that are left out while their gate is off).
 //
 // Threads: any.
 #pragma once
@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "platform/base/testing.h"
-#include "plugin/dra/api_client.h"
+#include "platform/kubernetes/api_client.h"
 
-namespace gpushm::plugin::dra::testing {
+namespace gpushm::kubernetes::testing {
 
 class ApiServer {
  public:
@@ -44,6 +44,10 @@ class ApiServer {
                 const std::string& device, const std::string& bytes);
   void PutClaim(const std::string& name, const nlohmann::json& claim);
 
+  // ResourceClaimTemplates by "namespace/name".
+  std::map<std::string, nlohmann::json> Templates() const;
+  void PutTemplate(const std::string& where, const nlohmann::json& object);
+
   std::vector<nlohmann::json> Slices() const;
   void DeleteSlices();
   int writes() const;    // Of slices, successful ones.
@@ -63,6 +67,7 @@ class ApiServer {
   mutable std::mutex mutex_;  // Guards what follows.
   std::map<std::string, nlohmann::json> slices_;
   std::map<std::string, nlohmann::json> claims_;  // By name; the namespace is "default".
+  std::map<std::string, nlohmann::json> templates_;
   std::string token_;
   int fail_status_ = 0;
   int fail_times_ = 0;
@@ -72,4 +77,4 @@ class ApiServer {
   int requests_ = 0;
 };
 
-}  // namespace gpushm::plugin::dra::testing
+}  // namespace gpushm::kubernetes::testing

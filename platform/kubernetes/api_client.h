@@ -12,7 +12,7 @@
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 
-namespace gpushm::plugin::dra {
+namespace gpushm::kubernetes {
 
 struct ApiAddress {
   std::string host;  // A name or an address, without brackets.
@@ -43,4 +43,4 @@ class ApiClient {
   const ApiAddress address_;
 };
 
-}  // namespace gpushm::plugin::dra
+}  // namespace gpushm::kubernetes
