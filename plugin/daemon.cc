@@ -15,6 +15,7 @@
 
 #include "contract/status/drained.h"
 #include "platform/base/clock.h"
+#include "platform/base/read_whole.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
 
@@ -75,6 +76,27 @@ Result<Advertisement> ReadGpus(const NvmlApi& nvml, const PluginConfig& config) 
   // The kubelet is told of no extended resources then.
   if (advertisement && config.allocation == Allocation::kDra) advertisement->ids = {};
   return advertisement;
+}
+
+// Only the other front end can end a ResourceClaim that is prepared on this node: the kubelet calls
+// nobody else, and the pods of the claim would neither end nor give their memory back.
+Result<void> CheckNoClaims(const PluginConfig& config) {
+  if (config.allocation == Allocation::kDra) return {};
+  std::set<std::string> pods;
+  // Another plugin may be writing there, so nothing is changed.
+  const auto names = ListFolder(config.cdi_folder);
+  for (const std::string& name : names.value_or(std::vector<std::string>())) {
+    if (!IsSpecFileName(name)) continue;
+    const auto text = ReadWhole(Concat(config.cdi_folder, "/", name), kMaxSpecBytes);
+    const auto binding = text ? ParseSpec(name, *text) : std::unexpected(text.error());
+    if (binding && binding->IsClaim()) pods.insert(binding->owner.pod.ToString());
+  }
+  if (pods.empty()) return {};
+  return Fail(Code::kBusy,
+              Concat("ResourceClaims of these pods are prepared on this node, and only a plugin "
+                     "with allocation: dra can end them: ",
+                     CommaList(pods)),
+              "drain the node first, or go back to allocation: dra until these pods have ended");
 }
 
 }  // namespace
@@ -147,6 +169,7 @@ std::unique_ptr<RoomFile> Daemon::TakeRoom() {
 }
 
 Result<void> Daemon::CheckNode(const DaemonOptions& options) {
+  if (auto free = CheckNoClaims(options.config); !free) return free;
   return Daemon(nullptr, options).ReadNode();
 }
 
@@ -201,6 +224,7 @@ Result<void> Daemon::LockState() {
     locks_.serving = std::move(*locked);
   }
   if (options_.config.kubelet == KubeletMode::kNone || locks_.standby) return {};
+  if (auto free = CheckNoClaims(options_.config); !free) return free;
   // A plugin with another state folder: check before changing anything that both would share. It
   // may also have the other front end.
   if (auto alone = dra::FrontEnd::CheckAlone(options_.config.plugins_registry_folder); !alone) {

@@ -110,6 +110,42 @@ TEST(PluginDra, TheOtherFrontEndIsRefusedWhileItServes) {
   EXPECT_THAT(other.Log(), HasSubstr("allocation: dra"));
 }
 
+// Goal: nobody loses a claim by going back to the device plugin. Method: the other front end
+// starts, and stands by, while a claim is prepared; then the claim ends.
+TEST(PluginDra, TheOtherFrontEndIsRefusedWhileAClaimIsPrepared) {
+  DraNode node;
+  {
+    PluginProcess plugin(node.node, node.Config(), kEnvironment);
+    const KubeletClient kubelet(node.Registry());
+    ASSERT_TRUE(kubelet.GetInfo()) << plugin.Log();
+    ASSERT_TRUE(kubelet.Notify(true));
+    ASSERT_TRUE(kubelet.Prepare("victim", kVictim));
+    PluginProcess next(node.node, node.node.WriteConfig(), {}, {"--standby"});
+    ASSERT_TRUE(next.WaitEnd(kLongMs)) << "it must not become ready: the update would go on";
+    EXPECT_THAT(next.Log(), HasSubstr("default/pod-of-victim"));
+    plugin.Signal(SIGTERM);
+    ASSERT_TRUE(plugin.WaitEnd(kLongMs));
+  }
+  {
+    PluginProcess other(node.node, node.node.WriteConfig());
+    ASSERT_TRUE(other.WaitEnd(kLongMs));
+    EXPECT_NE(other.status(), 0);
+    EXPECT_THAT(other.Log(), HasSubstr("drain the node first"));
+  }
+  PluginProcess plugin(node.node, node.Config(), kEnvironment);
+  const KubeletClient kubelet(node.Registry());
+  ASSERT_TRUE(kubelet.GetInfo()) << plugin.Log();
+  ASSERT_TRUE(kubelet.Notify(true));
+  ASSERT_TRUE(kubelet.Unprepare("victim", kVictim));
+  plugin.Signal(SIGTERM);
+  ASSERT_TRUE(plugin.WaitEnd(kLongMs));
+  PluginProcess other(node.node, node.node.WriteConfig());
+  EXPECT_TRUE(WaitUntil(kLongMs, [&] {
+    return other.Log().find(" ready ") != std::string::npos || !other.Running();
+  }));
+  EXPECT_TRUE(other.Running()) << other.Log();
+}
+
 // A pod's life, which ends early if the plugin has died.
 void LiveOn(const DraNode& node, PluginProcess& plugin) {
   const KubeletClient kubelet(node.Registry());

@@ -120,9 +120,14 @@ Result<void> Node::Publish(const Binding& binding) {
   if (binding.resource == Resource::kMemory) {
     const Result<std::string> folder = parts_.files->MakeLinkFolder(binding.name());
     if (!folder) return std::unexpected(folder.error());
+    if (binding.others != Others::kNone) {
+      const Result<std::string> others = parts_.files->MakeOthersFolder(binding.name());
+      if (!others) return std::unexpected(others.error());
+    }
     const LinkGrant grant{.gpus = binding.gpus,
                           .pool_bytes = binding.BytesOfEach(unit_bytes_),
-                          .pod = binding.owner.pod.ToString()};
+                          .pod = binding.owner.pod.ToString(),
+                          .others = binding.others};
     if (auto opened = parts_.keeper->Open(binding.name(), grant); !opened) return opened;
   }
   if (parts_.cdi) {  // Written again, in case somebody emptied the folder.
@@ -140,9 +145,13 @@ Result<bool> Node::WriteSpec(const Binding& binding, const Subject& subject) {
   if (!binding.IsClaim()) return parts_.specs->Write(binding, *edits);
   OwnFiles without_link = subject.own;
   without_link.link_folder.clear();
-  const Result<Edits> app =
+  Result<Edits> app =
       BindingEdits(driver_, subject.devices, ContainerRole::kApplication, without_link);
   if (!app) return std::unexpected(app.error());
+  if (binding.others != Others::kNone) {
+    app->mounts.push_back({.host_path = parts_.files->OthersFolder(binding.name()),
+                           .container_path = protocol::kClaimFolder});
+  }
   return parts_.specs->WriteClaim(binding, *edits, *app);
 }
 

@@ -8,6 +8,7 @@
 #include "contract/annotations/entries.h"
 #include "contract/annotations/keys.h"
 #include "contract/limits.h"
+#include "platform/base/name.h"
 #include "platform/yaml/keyed_reader.h"
 #include "platform/yaml/quantity.h"
 
@@ -17,6 +18,8 @@ namespace {
 constexpr std::array<std::string_view, 3> kAccessNames = {"many-writers", "one-writer",
                                                           "read-only"};
 constexpr std::array<std::string_view, 3> kExitNames = {"mark", "keep", "drop"};
+constexpr std::array<std::string_view, 2> kAllocationNames = {"device-plugin", "dra"};
+constexpr std::array<std::string_view, 2> kRoleNames = {"user", "owner"};
 constexpr size_t kFileBytes = 1024;
 constexpr std::string_view kDocument = "docs/reference/annotations.md";
 constexpr std::string_view kEach = "each";
@@ -58,6 +61,8 @@ class EntryReader : public FieldReader {
   void PlaceInto(PodSpec& pod, const std::set<std::string_view>& taken);
   // Whether the pod's number of GPUs allows the entry's value.
   void CheckTopology(const PodSpec& pod);
+  // Whether it goes together with a claim that pods share.
+  void CheckClaim(const PodSpec& pod);
   // The name of a buffer that is on one GPU; empty if the entry declares none.
   std::string_view PlainBuffer() const {
     return buffer_ && !each_ ? std::string_view(buffer_->name) : std::string_view();
@@ -170,6 +175,17 @@ void EntryReader::ReadInto(PodSpec& pod) {
     if (text != nullptr && !pod.nvlink) {
       Fail(entry_.value, "", Concat(Quote(*text), " is not nvlink, which is the only value"));
     }
+  } else if (key == kAllocationKey) {
+    Choice(entry_.value, "", kAllocationNames, pod.allocation.emplace());
+  } else if (key == kClaimKey) {
+    const std::string* const text = Text(entry_.value, "");
+    if (text != nullptr && IsDnsSubdomain(*text)) {
+      pod.claim = *text;
+    } else if (text != nullptr) {
+      Fail(entry_.value, "", Concat(Quote(*text), " is not the name of a Kubernetes object"));
+    }
+  } else if (key == kRoleKey) {
+    Choice(entry_.value, "", kRoleNames, pod.owns_claim);
   } else if (key == kExclusiveKey) {
     pod.exclusive = Bool(entry_.value, "").value_or(false);
   } else if (key == kMpsKey) {
@@ -302,6 +318,28 @@ void EntryReader::CheckTopology(const PodSpec& pod) {
   if (entry_.key != kTopologyKey || !pod.nvlink || pod.gpus != 1) return;
   Fail(entry_.value, "", "nvlink needs at least two GPUs, and the pod has 1",
        Concat(kGpusKey, ": \"2\""));
+}
+
+void EntryReader::CheckClaim(const PodSpec& pod) {
+  const std::string_view key = entry_.key;
+  if (pod.claim.empty()) {
+    if (key != kRoleKey || !pod.owns_claim) return;
+    return Fail(entry_.value, "", "an owner needs the claim that it owns",
+                Concat(kClaimKey, ": weights"));
+  }
+  if (key == kExclusiveKey || key == kTopologyKey) {
+    return Fail(entry_.value, "", "pods that share a claim say this in the claim",
+                "remove it; gpushmctl claim has --exclusive and --nvlink");
+  }
+  if (key == kAllocationKey && pod.allocation == Allocation::kDevicePlugin) {
+    return Fail(entry_.value, "", Concat("a pod with ", kClaimKey, " gets its memory by a claim"),
+                Concat(kAllocationKey, ": dra"));
+  }
+  static constexpr std::array<std::string_view, 5> kOfAllPods = {kClaimKey, kRoleKey, kGpusKey,
+                                                                 kAllocationKey, kInjectKey};
+  if (pod.owns_claim || std::ranges::count(kOfAllPods, key) > 0) return;
+  Fail(entry_.value, "", "only the owner of the claim can say this",
+       Concat("remove it, or ", kRoleKey, ": owner"));
 }
 
 void EntryReader::BufferMap(BufferSpec& buffer) {
@@ -548,6 +586,10 @@ void CheckNames(std::span<const AnnotationEntry> entries, const PodSpec& pod, si
 
 }  // namespace
 
+std::string_view AllocationName(Allocation allocation) {
+  return kAllocationNames[static_cast<size_t>(allocation)];
+}
+
 std::string_view AccessName(Access access) { return kAccessNames[static_cast<size_t>(access)]; }
 
 std::string_view OnWriterExitName(OnWriterExit action) {
@@ -605,6 +647,7 @@ PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOpt
     buffers += reader.BufferCount(pod.gpus);
     reader.PlaceInto(pod, plain_buffers);
     reader.CheckTopology(pod);
+    reader.CheckClaim(pod);
   }
   if (pod.gpus == kGpusUnknown) pod.gpus = 1;
   std::ranges::sort(pod.buffers, {}, &BufferSpec::name);

@@ -93,6 +93,15 @@ static_assert(limits::kBufferBytes == kMostBytes,
 // while the old one is held.
 inline constexpr size_t kMostSignals = limits::kAllPagesBytes / 2 / 4096;
 
+// How a pod gets its GPU memory.
+enum class Allocation {
+  kDevicePlugin,  // As extended resources, from nodes whose plugin has `allocation: device-plugin`.
+  kDra,           // By a ResourceClaim, from nodes whose plugin has `allocation: dra`.
+};
+
+// As written in annotations: "device-plugin" or "dra".
+std::string_view AllocationName(Allocation allocation);
+
 // How the containers of a pod share their GPU's time: by an MPS server of the pod, or in turns.
 struct MpsSpec {
   std::optional<bool> wanted{};   // Empty: what the cluster's operator decided.
@@ -121,21 +130,26 @@ struct PodSpec {
   std::map<std::string, uint64_t> private_bytes;
   uint64_t pool_extra_bytes = 0;  // On each GPU, for buffers created at run time.
   bool host_ipc = false;
-  bool inject = true;      // False: the pod opts out of the webhook.
-  bool cuda_ipc = false;   // Whether CUDA IPC is to work between the containers.
-  bool exclusive = false;  // Whether the pod has its GPUs alone.
-  uint32_t gpus = 1;       // Number of GPUs.
-  bool nvlink = false;     // Whether there must be NVLink between each two of them.
+  bool inject = true;                      // False: the pod opts out of the webhook.
+  bool cuda_ipc = false;                   // Whether CUDA IPC is to work between the containers.
+  bool exclusive = false;                  // Whether the pod has its GPUs alone.
+  uint32_t gpus = 1;                       // Number of GPUs.
+  std::optional<Allocation> allocation{};  // Empty: what the namespace or the operator decided.
+  std::string claim;        // The ResourceClaim that it shares with other pods; empty: none.
+  bool owns_claim = false;  // Whether it declares the claim's buffers.
+  bool nvlink = false;      // Whether there must be NVLink between each two of them.
   MpsSpec mps;
   SidecarResources sidecar;
 
   const BufferSpec* Find(std::string_view name) const;
   // Whether any buffer or signal is restricted by a list of containers or of writers.
   bool HasAccessLists() const;
+  // Whether it uses what another pod of its claim declares.
+  bool UsesOthers() const { return !claim.empty() && !owns_claim; }
   // Whether the pod needs a sidecar.
   bool AsksForSidecar() const {
     return !buffers.empty() || !signals.empty() || pool_extra_bytes > 0 || !private_bytes.empty() ||
-           host_ipc;
+           host_ipc || owns_claim;
   }
 
   friend bool operator==(const PodSpec&, const PodSpec&) = default;

@@ -172,6 +172,60 @@ TEST(AnnotationsTest, GpusAtTheirLimits) {
   EXPECT_FALSE(PodSpec{}.nvlink);
 }
 
+TEST(AnnotationsTest, HowThePodGetsItsMemory) {
+  EXPECT_EQ(ParseAnnotations({})->allocation, std::nullopt);
+  for (const Allocation each : {Allocation::kDevicePlugin, Allocation::kDra}) {
+    const auto pod =
+        ParseAnnotations({{"gpushm.io/allocation", std::string(AllocationName(each))}});
+    ASSERT_TRUE(pod) << pod.error().ToString();
+    EXPECT_EQ(pod->allocation, each);
+  }
+}
+
+TEST(AnnotationsTest, PodsThatShareAClaim) {
+  const auto user = ParseAnnotations({{"gpushm.io/claim", "weights.v1"}, {"gpushm.io/gpus", "2"}});
+  ASSERT_TRUE(user) << user.error().ToString();
+  EXPECT_EQ(user->claim, "weights.v1");
+  EXPECT_TRUE(user->UsesOthers());
+  EXPECT_FALSE(user->AsksForSidecar());
+  const auto owner = ParseAnnotations({{"gpushm.io/claim", "weights"},
+                                       {"gpushm.io/role", "owner"},
+                                       {"buffers.gpushm.io/model", "1Gi"}});
+  ASSERT_TRUE(owner) << owner.error().ToString();
+  EXPECT_FALSE(owner->UsesOthers());
+  EXPECT_TRUE(owner->AsksForSidecar());
+  EXPECT_TRUE(ParseAnnotations({{"gpushm.io/claim", "weights"}, {"gpushm.io/role", "owner"}})
+                  ->AsksForSidecar())
+      << "it may make buffers at run time";
+}
+
+TEST(AnnotationsTest, WhatOnlyTheOwnerOfAClaimCanSay) {
+  const auto reason = [](Annotations more, const std::string& key) -> std::string {
+    more["gpushm.io/claim"] = "weights";
+    const auto pod = ParseAnnotationsOrErrors(more);
+    if (pod || pod.error().size() != 1) return Concat(pod ? 0 : pod.error().size(), " errors");
+    EXPECT_EQ(pod.error()[0].annotation, key);
+    return pod.error()[0].reason;
+  };
+  for (const auto& [key, value] : Annotations{{"buffers.gpushm.io/b", "1Gi"},
+                                              {"signals.gpushm.io/s", ""},
+                                              {"private.gpushm.io/a", "1Gi"},
+                                              {"gpushm.io/pool-extra", "1Gi"},
+                                              {"gpushm.io/mps", "true"},
+                                              {"gpushm.io/cuda-ipc", "true"},
+                                              {"sidecar.gpushm.io/cpu", "1"}}) {
+    EXPECT_EQ(reason({{key, value}}, key), "only the owner of the claim can say this") << key;
+    EXPECT_EQ(reason({{key, value}, {"gpushm.io/role", "owner"}}, key), "0 errors") << key;
+  }
+  const Annotations owner = {{"gpushm.io/role", "owner"}};
+  for (const auto& [key, value] :
+       Annotations{{"gpushm.io/exclusive", "true"}, {"gpushm.io/allocation", "device-plugin"}}) {
+    Annotations more = owner;
+    more[key] = value;
+    EXPECT_NE(reason(more, key), "0 errors") << key;
+  }
+}
+
 // A container that only waits for a signal then runs kernels, so it gets the GPU too.
 TEST(AnnotationsTest, WhoMayOpenASignalAttaches) {
   const auto pod =

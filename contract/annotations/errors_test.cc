@@ -181,6 +181,11 @@ std::vector<Case> GpuCases() {
       {"gpushm.io/topology", "pcie", 1, 1, "", "\"pcie\" is not nvlink", "2"},
       {"gpushm.io/topology", "NVLink", 1, 1, "", "is not nvlink, which is the only value", "2"},
       {"gpushm.io/topology", "", 1, 1, "", "no value", "2"},
+      {"gpushm.io/role", "owner", 1, 1, "", "an owner needs the claim that it owns"},
+      {"gpushm.io/role", "reader", 1, 1, "", "\"reader\" is not one of user or owner"},
+      {"gpushm.io/claim", "My Claim", 1, 1, "", "is not the name of a Kubernetes object"},
+      {"gpushm.io/claim", "", 1, 1, "", "no value"},
+      {"gpushm.io/allocation", "claim", 1, 1, "", "\"claim\" is not one of device-plugin or dra"},
       {"gpushm.io/topolgy", "nvlink", 0, 0, "", "nearest is gpushm.io/topology", "2"},
   };
 }
@@ -293,10 +298,13 @@ std::vector<ConfigError> Errors(const Case& c) {
 
 // Uses the example as an annotation of the case's pod.
 void ExpectAnnotationExampleParses(const Case& c, const ConfigError& error) {
-  // All but this one are right for any number of GPUs.
+  // All but these are right in any pod.
   const bool with_gpus = error.example.starts_with("gpushm.io/topology");
-  const std::string gpus = with_gpus ? Concat("\ngpushm.io/gpus: \"", c.gpus, "\"") : "";
-  const auto pod = ParseBuffersEnvironment(error.example + gpus, kPod);
+  const bool with_claim = error.example.starts_with("gpushm.io/role");
+  const std::string more = with_gpus    ? Concat("\ngpushm.io/gpus: \"", c.gpus, "\"")
+                           : with_claim ? "\ngpushm.io/claim: weights"
+                                        : "";
+  const auto pod = ParseBuffersEnvironment(error.example + more, kPod);
   EXPECT_TRUE(pod) << error.example << "\n" << pod.error().ToString();
   // In a pod's metadata values are strings.
   const YamlTree tree = ParseYaml(error.example);
@@ -305,6 +313,7 @@ void ExpectAnnotationExampleParses(const Case& c, const ConfigError& error) {
   ASSERT_EQ(entry.value.kind, YamlNode::Kind::kScalar) << error.example;
   Annotations annotations = {{entry.key.text, entry.value.text}};
   if (with_gpus) annotations["gpushm.io/gpus"] = c.gpus;
+  if (with_claim) annotations["gpushm.io/claim"] = "weights";
   const auto alone = ParseAnnotations(annotations, kPod);
   EXPECT_TRUE(alone) << alone.error().ToString();
 }
@@ -351,11 +360,13 @@ TEST(AnnotationErrorsTest, EveryExampleOfTheTableTakesEffect) {
   for (const KeyInfo& key : AnnotationKeys()) {
     std::string name(key.name);
     if (name.ends_with('/')) name += "trainer";
-    const bool topology = name == kTopologyKey;  // It needs at least two GPUs.
-    const std::string gpus = topology ? "gpushm.io/gpus: \"2\"\n" : "";
-    const auto pod = ParseBuffersEnvironment(Concat(gpus, name, ": ", ExampleOf(key)));
+    // What these two need.
+    const std::string more = name == kTopologyKey ? "gpushm.io/gpus: \"2\"\n"
+                             : name == kRoleKey   ? "gpushm.io/claim: weights\n"
+                                                  : "";
+    const auto pod = ParseBuffersEnvironment(Concat(more, name, ": ", ExampleOf(key)));
     ASSERT_TRUE(pod) << pod.error().ToString();
-    EXPECT_FALSE(*pod == *ParseBuffersEnvironment(gpus)) << name;
+    EXPECT_FALSE(*pod == *ParseBuffersEnvironment(more)) << name;
   }
   for (const KeyInfo& key : BufferKeys()) {
     const bool size = key.name == "size";

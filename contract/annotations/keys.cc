@@ -10,7 +10,7 @@
 namespace gpushm::config {
 namespace {
 
-constexpr std::array<KeyInfo, 16> kAnnotationKeys = {{
+constexpr std::array<KeyInfo, 19> kAnnotationKeys = {{
     {kBuffersPrefix, "<name>", "quantity, or a map (below)", "",
      "A buffer with this name (a DNS label of at most 63 characters), made when the pod starts.",
      "8Gi",
@@ -70,6 +70,20 @@ constexpr std::array<KeyInfo, 16> kAnnotationKeys = {{
      "The pod has its GPUs alone: gpushm gives no memory of them to another pod. "
      "The pod starts when as many GPUs have no other pod.",
      "\"true\"", R"("enum": ["true", "false"])"},
+    {kAllocationKey, "", "`device-plugin` or `dra`",
+     "the namespace's label, else the chart's value",
+     "How the pod gets its GPU memory: as extended resources, or by a ResourceClaim that gpushm makes "
+     "for it (dynamic resource allocation, Kubernetes 1.36). It decides to which nodes the pod can go.",
+     "dra", R"("enum": ["device-plugin", "dra"])"},
+    {kClaimKey, "", "name of a ResourceClaim", "a claim of the pod's own",
+     "The pod shares GPU memory with the other pods of its namespace that name this claim, which you "
+     "create (`gpushmctl claim` prints it). All of them run on one node. The claim says how much "
+     "memory of which GPUs they have together.",
+     "weights", R"("type": "string", "pattern": "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")"},
+    {kRoleKey, "", "`owner` or `user`", "user",
+     "Whether the pod declares the buffers of its claim and serves them, or uses what the owner "
+     "declares. A second owner waits until the first one has ended.",
+     "owner", R"("enum": ["owner", "user"])"},
     {kInjectKey, "", "\"true\" or \"false\"", "\"true\"",
      "With \"false\" the webhook ignores this pod, whatever its other annotations say.",
      "\"false\"", R"("enum": ["true", "false"])"},

@@ -33,6 +33,10 @@ inline constexpr std::string_view kComputePrefix = "compute.gpushm.io/";
 inline constexpr std::string_view kGpusKey = "gpushm.io/gpus";
 inline constexpr std::string_view kTopologyKey = "gpushm.io/topology";
 inline constexpr std::string_view kExclusiveKey = "gpushm.io/exclusive";
+// Also the key of the namespaces' label, which the webhooks' selectors read.
+inline constexpr std::string_view kAllocationKey = "gpushm.io/allocation";
+inline constexpr std::string_view kClaimKey = "gpushm.io/claim";
+inline constexpr std::string_view kRoleKey = "gpushm.io/role";
 inline constexpr std::string_view kInjectKey = "gpushm.io/inject";
 inline constexpr std::string_view kSidecarCpuKey = "sidecar.gpushm.io/cpu";
 inline constexpr std::string_view kSidecarMemoryKey = "sidecar.gpushm.io/memory";

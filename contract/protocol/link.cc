@@ -75,6 +75,10 @@ Result<void> ValidateLink(const LinkGpu& m) {
       .result();
 }
 template <>
+Result<void> ValidateLink(const LinkOthers& m) {
+  return Rules("link others").Range("may_write", m.may_write, 0, 1).Reserved(m.reserved).result();
+}
+template <>
 Result<void> ValidateLink(const LinkRegistry&) {
   return {};
 }

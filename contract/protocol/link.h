@@ -10,7 +10,8 @@
 // So a restarted plugin receives the state again, and a restarted broker receives what it stated
 // before it died.
 //
-//   broker: Hello(want_kept)     plugin: Welcome(pool, GPU), Gpu* (the pod's other GPUs)
+//   broker: Hello(want_kept)     plugin: Welcome(pool, GPU), Gpu* (the pod's other GPUs),
+//                                        Others (for pods that share the claim)
 //   want_kept = 1 (it has nothing):  plugin: Client*, Buffer*, Generation*, Lease*, End
 //   want_kept = 0 (it has state):    plugin drops the kept state of this allocation: that of
 //                                    another epoch at once, that of the same epoch at the broker's
@@ -35,7 +36,8 @@
 //   (1) Every field is validated by ParseLink<>() before anybody uses it, as in messages.h.
 //   (2) The broker states a change before it answers the client that requested it. What a client
 //       knows, the keeper knows, unless the link was down.
-//   (3) Descriptors: Registry and Counters (a memfd), Client (its pidfd), Generation with transport
+//   (3) Descriptors: Others (a listening socket), Registry and Counters (a memfd), Client (its
+//   pidfd), Generation with transport
 //       vmm or host, Description of more than 0 bytes (a sealed memfd), Block. Each carries one;
 //       any other message with one breaks the protocol. A generation or block that was stated
 //       before may come without, because what its number refers to (sizes, transport, handle) never
@@ -60,6 +62,7 @@
 //   7  Gpu, after Welcome; the GPU's number in Generation and Device. The plugin
 //      disconnects an older broker from an allocation of several GPUs, and a broker with an older
 //      plugin has one GPU.
+//   8  Others; a broker with an older version serves its own pod only
 #pragma once
 
 #include <array>
@@ -74,7 +77,7 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kLinkMagic = 0x4b4c5347;  // "GSLK"
 inline constexpr uint16_t kLinkMinVersion = 1;
-inline constexpr uint16_t kLinkMaxVersion = 7;
+inline constexpr uint16_t kLinkMaxVersion = 8;
 // Introduced Transport::kHost.
 inline constexpr uint16_t kLinkPagesVersion = 3;
 // Introduced kContent.
@@ -85,11 +88,15 @@ inline constexpr uint16_t kLinkDescriptionVersion = 5;
 inline constexpr uint16_t kLinkBlocksVersion = 6;
 // Introduced kGpu.
 inline constexpr uint16_t kLinkGpusVersion = 7;
+// Introduced kOthers.
+inline constexpr uint16_t kLinkOthersVersion = 8;
 // Introduced kFlagUntilUnused.
 inline constexpr uint16_t kLinkUntilUnusedVersion = 4;
 
 // The socket's name in its folder, and the path at which the sidecar mounts that folder.
 inline constexpr char kLinkSocketName[] = "plugin.sock";
+// Inside the plugin's folder of the link: the folder with the socket for other pods.
+inline constexpr char kOthersFolder[] = "others";
 inline constexpr char kDefaultLinkFolder[] = "/run/gpushm-link";
 
 enum class LinkKind : uint16_t {
@@ -108,12 +115,20 @@ enum class LinkKind : uint16_t {
   kDescription = 13,  // + memfd, sealed, unless it is taken away
   kBlock = 14,        // + descriptor
   kGpu = 15,
+  kOthers = 16,  // + listening socket
 };
-inline constexpr uint16_t kMaxLinkKind = 15;
+inline constexpr uint16_t kMaxLinkKind = 16;
+
+// Stands for all containers of other pods, as if they were one container of the broker's pod.
+inline constexpr char kOtherPods[] = "other-pods";
+// Where such a container finds the folder with the socket.
+inline constexpr char kClaimFolder[] = "/run/gpushm-claim";
 
 // The version that introduced the kind.
 constexpr uint16_t VersionOf(LinkKind kind) {
   switch (kind) {
+    case LinkKind::kOthers:
+      return kLinkOthersVersion;
     case LinkKind::kGpu:
       return kLinkGpusVersion;
     case LinkKind::kBlock:
@@ -169,6 +184,14 @@ struct LinkGpu {
   std::array<uint8_t, 16> gpu_uuid;
 };
 static_assert(sizeof(LinkGpu) == 24);
+
+// The pods that share the broker's claim connect to this socket. The plugin makes it, so that no
+// pod can write in the folder that the others see.
+struct LinkOthers {
+  uint32_t may_write;  // 0: they may only read.
+  uint32_t reserved;
+};
+static_assert(sizeof(LinkOthers) == 8);
 
 struct LinkRegistry {
   uint64_t epoch;

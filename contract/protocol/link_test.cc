@@ -138,6 +138,12 @@ TEST(Link, GpuRules) {
   ExpectBroken<L>("gpu is 16, must be 0 to 15", [](L* b) { b->gpu = limits::kPodGpus; });
 }
 
+TEST(Link, OthersRules) {
+  using O = LinkOthers;
+  ExpectBroken<O>("may_write is 2", [](O* b) { b->may_write = 2; });
+  ExpectBroken<O>("reserved", [](O* b) { b->reserved = 1; });
+}
+
 TEST(Link, ClientAndLeaseRules) {
   using C = LinkClient;
   ExpectBroken<C>("client_id is 0", [](C* b) { b->client_id = 0; });

@@ -113,6 +113,7 @@ void ForEachLinkMessage(Visitor visit) {
   visit.template operator()<LinkBuffer>(LinkKind::kBuffer);
   visit.template operator()<LinkGeneration>(LinkKind::kGeneration);
   visit.template operator()<LinkGpu>(LinkKind::kGpu);
+  visit.template operator()<LinkOthers>(LinkKind::kOthers);
   visit.template operator()<LinkLease>(LinkKind::kLease);
   visit.template operator()<LinkDrop>(LinkKind::kDrop);
   visit.template operator()<LinkEnd>(LinkKind::kEnd);

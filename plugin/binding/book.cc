@@ -482,7 +482,8 @@ Result<Binding> Book::BindClaim(const ClaimedGpus& claim) {
                                   .ids = {claim.uid},
                                   .gpus = claim.gpus,
                                   .owner = {.pod = claim.pod, .container = {}},
-                                  .claim_bytes = claim.bytes}});
+                                  .claim_bytes = claim.bytes,
+                                  .others = claim.others}});
   return entries_.back().binding;
 }
 

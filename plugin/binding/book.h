@@ -35,6 +35,7 @@
 #include <string>
 #include <vector>
 
+#include "contract/claims.h"
 #include "platform/base/status.h"
 #include "plugin/binding/snapshot.h"
 
@@ -66,6 +67,8 @@ enum class Tenancy {
 // compares it with the others.
 enum class Fit { kBest, kFirst, kSpread };
 
+using claims::Others;
+
 struct Binding {
   Resource resource = Resource::kMemory;
   DeviceIds ids;
@@ -77,7 +80,8 @@ struct Binding {
   // the owner has no container. 0: a device plugin's binding, which counts in units.
   uint64_t claim_bytes = 0;
   bool IsClaim() const { return claim_bytes != 0; }
-  DeviceIds nvlink = {};  // Of memory: the container's IDs of kNvlink.
+  Others others = Others::kNone;  // Of a ResourceClaim.
+  DeviceIds nvlink = {};          // Of memory: the container's IDs of kNvlink.
   const std::string& name() const { return *ids.begin(); }
   const std::string& first_gpu() const { return gpus.front(); }
   bool Has(const std::string& gpu) const {
@@ -98,6 +102,7 @@ struct ClaimedGpus {
   Pod pod;                        // The first one that the claim is reserved for.
   std::vector<std::string> gpus;  // UUIDs, in the order of their numbers.
   uint64_t bytes = 0;             // On each GPU; at least one.
+  Others others = Others::kNone;
 };
 
 // A snapshot of the book for display.

@@ -51,6 +51,21 @@ TEST(ClaimSpec, WhatIsWrittenIsRead) {
   EXPECT_FALSE(store.RemoveClaim("../x"));
 }
 
+TEST(ClaimSpec, WhatOtherPodsMayDoIsKept) {
+  for (const Others each : {Others::kNone, Others::kRead, Others::kWrite}) {
+    Binding binding = Claim();
+    binding.others = each;
+    const auto text = ClaimSpecText(binding, EditsWith("LINK"), EditsWith("APP"));
+    ASSERT_TRUE(text);
+    const auto parsed = ParseSpec(kFile, *text);
+    ASSERT_TRUE(parsed) << parsed.error().ToString();
+    EXPECT_EQ(parsed->others, each);
+  }
+  auto odd = nlohmann::json::parse(*ClaimSpecText(Claim(), EditsWith("LINK"), EditsWith("APP")));
+  odd["annotations"]["gpushm.io/others"] = "all";
+  EXPECT_FALSE(ParseSpec(kFile, odd.dump()));
+}
+
 // What the broker alone gets must not reach an application.
 TEST(ClaimSpec, EachRoleHasItsOwnDevice) {
   const auto text = ClaimSpecText(Claim(), EditsWith("LINK"), EditsWith("APP"));

@@ -181,6 +181,19 @@ Result<std::string> HostFiles::MakeLinkFolder(std::string_view name) {
   return path;
 }
 
+std::string HostFiles::OthersFolder(std::string_view name) const {
+  return Concat(LinkFolder(name), "/", protocol::kOthersFolder);
+}
+
+Result<std::string> HostFiles::MakeOthersFolder(std::string_view name) {
+  Result<std::string> folder = MakeLinkFolder(name);
+  if (!folder) return folder;
+  std::string path = Concat(*folder, "/", protocol::kOthersFolder);
+  if (auto made = MakeFolder(path, kOpenFolder); !made) return std::unexpected(made.error());
+  LabelForContainers(path);
+  return path;
+}
+
 Result<void> HostFiles::RemoveLinkFolder(std::string_view name) {
   if (auto valid = CheckName(name); !valid) return valid;
   const std::string path = Concat(seen_, "/links/", name);
@@ -188,8 +201,18 @@ Result<void> HostFiles::RemoveLinkFolder(std::string_view name) {
   if (!inside && inside.error().code() == Code::kNotFound) return {};
   if (!inside) return std::unexpected(inside.error());
   for (const std::string& entry : *inside) {
+    if (entry == protocol::kOthersFolder) continue;
     const auto gone = files_->Unlink(Concat(path, "/", entry));
     if (!gone && gone.error().code() != Code::kNotFound) return gone;
+  }
+  const std::string others = Concat(path, "/", protocol::kOthersFolder);
+  for (const std::string& entry : ListFolder(others).value_or(std::vector<std::string>())) {
+    const auto gone = files_->Unlink(Concat(others, "/", entry));
+    if (!gone && gone.error().code() != Code::kNotFound) return gone;
+  }
+  if (const auto gone = files_->RemoveFolder(others);
+      !gone && gone.error().code() != Code::kNotFound) {
+    return gone;
   }
   auto removed = files_->RemoveFolder(path);
   if (!removed && removed.error().code() == Code::kNotFound) return {};

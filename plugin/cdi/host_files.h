@@ -4,7 +4,8 @@
 //   <state>/bin/gpushmctl          0755
 //   <state>/links/                 0700   only root can pass
 //   <state>/links/m0000/           0755   one sidecar's link, mounted into it alone
-//   <state>/driver-sim/, cards/    0755, 0777   of the simulated driver, if configured
+//   <state>/links/UID/others/      0755   the socket for other pods of the claim, mounted into
+//   those <state>/driver-sim/, cards/    0755, 0777   of the simulated driver, if configured
 //
 // Invariants
 //   (1) An installed file is the old one or the new one at every instant, even if the plugin is
@@ -64,11 +65,15 @@ class HostFiles {
   std::string simulated_cards() const { return on_host_ + "/cards"; }
   std::string LinkFolder(std::string_view name) const;
 
+  std::string OthersFolder(std::string_view name) const;
+
   // Creates the folder or repairs its mode; replaces anything there that is not a folder. Returns
   // its path in this process. It must exist before the runtime looks for it: the runtime would
   // create a missing one itself, owned by root with any mode, and the sidecar would never meet the
   // plugin there.
   Result<std::string> MakeLinkFolder(std::string_view name);
+  // The same for the folder inside it that is mounted into other pods of the claim.
+  Result<std::string> MakeOthersFolder(std::string_view name);
   // Removes the folder with its sockets. No error if it does not exist.
   Result<void> RemoveLinkFolder(std::string_view name);
   // Names of the existing link folders. At the start, those of bindings are repaired and the others

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "contract/claims.h"
 #include "contract/limits.h"
 #include "platform/base/name.h"
 #include "platform/yaml/config_error.h"
@@ -28,6 +29,8 @@ constexpr std::string_view kPodKey = "gpushm.io/pod";
 constexpr std::string_view kContainerKey = "gpushm.io/container";
 // Of a ResourceClaim only: the bytes that each GPU gives.
 constexpr std::string_view kBytesKey = "gpushm.io/bytes";
+// What other pods of the claim may do: "read" or "write"; absent if there are none.
+constexpr std::string_view kOthersAnnotation = claims::kOthersKey;
 constexpr std::string_view kClaimClass = "claim";
 
 // Of memory: the other IDs of its container, if it has any. Their key is the resource's name. A
@@ -327,11 +330,14 @@ Result<std::string> SpecText(const Binding& binding, const Edits& edits) {
 Result<std::string> ClaimSpecText(const Binding& binding, const Edits& broker, const Edits& app) {
   if (!binding.IsClaim()) return Refused("the binding is not a claim's");
   if (const std::string wrong = WrongWith(binding); !wrong.empty()) return Refused(wrong);
-  const Json annotations = {{kVersionKey, std::to_string(VersionOf(binding))},
-                            {kBytesKey, std::to_string(binding.claim_bytes)},
-                            {kGpuKey, binding.GpuList()},
-                            {kNamespaceKey, binding.owner.pod.name_space},
-                            {kPodKey, binding.owner.pod.name}};
+  Json annotations = {{kVersionKey, std::to_string(VersionOf(binding))},
+                      {kBytesKey, std::to_string(binding.claim_bytes)},
+                      {kGpuKey, binding.GpuList()},
+                      {kNamespaceKey, binding.owner.pod.name_space},
+                      {kPodKey, binding.owner.pod.name}};
+  if (binding.others != Others::kNone) {
+    annotations[kOthersAnnotation] = binding.others == Others::kWrite ? "write" : "read";
+  }
   return Encode(ClaimKind(), annotations,
                 {{ClaimDevice(binding.name(), ClaimRole::kBroker), broker},
                  {ClaimDevice(binding.name(), ClaimRole::kApp), app}});
@@ -397,6 +403,12 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
         std::from_chars(bytes.data(), bytes.data() + bytes.size(), binding.claim_bytes);
     if (error != std::errc() || end != bytes.data() + bytes.size() || !binding.IsClaim()) {
       return Damaged(file_name, Concat("invalid number of bytes: ", Quote(bytes)));
+    }
+    const std::string others = get(kOthersAnnotation);
+    if (others == "read") binding.others = Others::kRead;
+    if (others == "write") binding.others = Others::kWrite;
+    if (!others.empty() && binding.others == Others::kNone) {
+      return Damaged(file_name, Concat("invalid rights of other pods: ", Quote(others)));
     }
   } else {
     const auto ids = SplitIds(get(kIdsKey));

@@ -17,8 +17,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kBroker = "broker";
-constexpr std::string_view kApp = "app";
+constexpr std::string_view kBroker = claims::kBroker;
+constexpr std::string_view kApp = claims::kApp;
 
 std::string Text(const Json& json) {
   return json.is_string() ? json.get<std::string>() : std::string();
@@ -88,6 +88,23 @@ Result<ClaimDevice> ReadResult(const Json& result, const ClaimRef& ref, std::str
   return device;
 }
 
+// What the claim says about other pods.
+Result<Others> OthersOf(const Json& json, const ClaimRef& ref) {
+  const Json& owners = At(json, {"metadata", "ownerReferences"});
+  if (owners.is_array() && std::ranges::any_of(owners, [](const Json& owner) {
+        return Text(At(owner, {"kind"})) == "Pod";
+      })) {
+    return Others::kNone;
+  }
+  const Json& said = At(json, {"metadata", "annotations", claims::kOthersKey});
+  if (said.is_null() || said == "read") return Others::kRead;
+  if (said == "write") return Others::kWrite;
+  return Invalid(ref,
+                 Concat("its annotation ", claims::kOthersKey, " is ", Quote(said.dump()),
+                        ", which is neither read nor write"),
+                 Concat("write ", claims::kOthersKey, ": write, or remove it for read"));
+}
+
 }  // namespace
 
 Result<AllocatedClaim> ParseClaim(std::string_view text, const ClaimRef& ref,
@@ -111,6 +128,9 @@ Result<AllocatedClaim> ParseClaim(std::string_view text, const ClaimRef& ref,
                 Concat("ResourceClaim ", ref.ToString(), " is reserved for no pod"),
                 "the kubelet tries again by itself");
   }
+  const Result<Others> others = OthersOf(json, ref);
+  if (!others) return std::unexpected(others.error());
+  claim.others = *others;
   const Json& results = At(json, {"status", "allocation", "devices", "results"});
   if (!results.is_array()) {
     return Fail(Code::kUnavailable, Concat("ResourceClaim ", ref.ToString(), " is not allocated"),

@@ -7,12 +7,14 @@
 #include <string_view>
 #include <vector>
 
+#include "contract/claims.h"
 #include "platform/base/status.h"
+#include "plugin/binding/book.h"
 
 namespace gpushm::plugin::dra {
 
-inline constexpr char kDriverName[] = "gpushm.io";
-inline constexpr char kDeviceClass[] = "memory.gpushm.io";
+using claims::kDeviceClass;
+using claims::kDriverName;
 
 // How the kubelet names a claim.
 struct ClaimRef {
@@ -38,6 +40,7 @@ struct AllocatedClaim {
   std::vector<ClaimDevice> devices;  // All of this driver, in the claim's order.
   std::vector<std::string> gpus;     // Device names of the brokers' requests, by their numbers.
   uint64_t bytes = 0;                // Of memory, on each of them.
+  Others others = Others::kNone;     // kNone: Kubernetes made the claim for one pod.
 };
 
 // 10,000 pods that a claim is reserved for take 2 MB, and Kubernetes allows 256.

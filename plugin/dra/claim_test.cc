@@ -49,6 +49,20 @@ TEST(ClaimTest, OneGpu) {
   EXPECT_EQ(claim->devices[1].share_id, "share");
 }
 
+// A claim that Kubernetes made for a pod is that pod's alone.
+TEST(ClaimTest, WhoElseMayUseIt) {
+  Json json = Claim({ResultOf("broker", "gpu-a", "10Gi"), ResultOf("app", "gpu-a", "0")});
+  EXPECT_EQ(Parse(json)->others, Others::kRead);
+  json["metadata"]["annotations"] = {{"gpushm.io/others", "write"}};
+  EXPECT_EQ(Parse(json)->others, Others::kWrite);
+  for (const Json& odd : {Json("all"), Json(true), Json("")}) {
+    json["metadata"]["annotations"]["gpushm.io/others"] = odd;
+    EXPECT_THAT(ErrorOf(json), HasSubstr("neither read nor write"));
+  }
+  json["metadata"]["ownerReferences"] = {{{"kind", "Pod"}, {"name", "pod"}}};
+  EXPECT_EQ(Parse(json)->others, Others::kNone);
+}
+
 TEST(ClaimTest, SeveralGpusAreOrderedByTheirNumbers) {
   const auto claim =
       Parse(Claim({ResultOf("broker-1", "gpu-b", "2Gi"), ResultOf("app-1", "gpu-b", "0"),

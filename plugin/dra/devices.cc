@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "contract/claims.h"
 #include "platform/yaml/quantity.h"
 
 namespace gpushm::plugin::dra {
@@ -95,18 +96,22 @@ Json DevicesOf(const Offer& offer) {
     const Device& device = offer.devices[i];
     const Gpu& gpu = offer.gpus[i];
     if (!gpu.taken_by.empty() || gpu.bytes == 0) continue;
-    Json one = {{"name", DeviceName(device.uuid)},
-                {"allowMultipleAllocations", true},
-                {"attributes", Attributes(offer, device)},
-                {"capacity",
-                 {{"memory",
-                   {{"value", config::FormatBytes(gpu.bytes)},
-                    {"requestPolicy",
-                     {{"default", "0"}, {"validRange", {{"min", "0"}, {"step", "2Mi"}}}}}}},
-                  {"attach",
-                   {{"value", std::to_string(gpu.tokens)},
-                    {"requestPolicy",
-                     {{"default", "1"}, {"validRange", {{"min", "1"}, {"step", "1"}}}}}}}}}};
+    Json one = {
+        {"name", DeviceName(device.uuid)},
+        {"allowMultipleAllocations", true},
+        {"attributes", Attributes(offer, device)},
+        {"capacity",
+         {{"memory",
+           {{"value", config::FormatBytes(gpu.bytes)},
+            {"requestPolicy",
+             {{"default", "0"}, {"validRange", {{"min", "0"}, {"step", "2Mi"}}}}}}},
+          {"attach",
+           {{"value", std::to_string(gpu.tokens)},
+            {"requestPolicy", {{"default", "1"}, {"validRange", {{"min", "1"}, {"step", "1"}}}}}}},
+          {"share",
+           {{"value", std::to_string(claims::kShares)},
+            {"requestPolicy",
+             {{"default", "1"}, {"validRange", {{"min", "1"}, {"step", "1"}}}}}}}}}};
     Json taints = Json::array();
     if (!gpu.healthy) taints.push_back(Taint("gpushm.io/health", "unhealthy"));
     if (!gpu.drained.empty()) taints.push_back(Taint("gpushm.io/drained", "by-operator"));

@@ -313,7 +313,8 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
     ClaimedGpus gpus{.uid = claim.ref.uid,
                      .pod = {claim.ref.name_space, claim.pod},
                      .gpus = {},
-                     .bytes = claim.bytes};
+                     .bytes = claim.bytes,
+                     .others = claim.others};
     std::vector<std::pair<uint32_t, std::string>> chosen;
     const std::lock_guard lock(mutex_);
     for (const std::string& device : claim.gpus) {

@@ -108,6 +108,47 @@ TEST_F(KeeperTest, OpenSaysWhatIsWrong) {
   EXPECT_FALSE(Keeper::Start(std::move(nowhere)));
 }
 
+// The pods that share a claim connect to a socket that the plugin makes and the broker listens on.
+TEST_F(KeeperTest, TheBrokerGetsTheSocketForOtherPods) {
+  folder_.Add("m0000");
+  const std::string others = folder_.path() + "/m0000/others";
+  ASSERT_EQ(mkdir(others.c_str(), 0755), 0);
+  const std::string path = others + "/" + protocol::kSocketName;
+  const LinkGrant grant{.gpus = {kGpu}, .pool_bytes = kGiB, .pod = {}, .others = Others::kWrite};
+  ASSERT_TRUE(keeper_->Open("m0000", grant));
+  FakeBroker broker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(false));
+  auto message = broker.Next();
+  ASSERT_TRUE(message) << message.error().ToString();
+  const auto body = protocol::ParseLink<protocol::LinkOthers>(message->span());
+  ASSERT_TRUE(body) << body.error().ToString();
+  EXPECT_EQ(body->may_write, 1U);
+  ASSERT_THAT(message->descriptors, SizeIs(1));
+  const UniqueFd listener = std::move(message->descriptors[0]);
+  const auto accepts = [&listener] {
+    return UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)).valid();
+  };
+  ASSERT_TRUE(protocol::Connect(path));
+  EXPECT_TRUE(accepts());
+
+  // Somebody removed it: it is made again, and the broker gets the new one.
+  ASSERT_EQ(unlink(path.c_str()), 0);
+  ASSERT_TRUE(keeper_->Open("m0000", grant));
+  EXPECT_TRUE(broker.Expect<protocol::LinkOthers>(LinkKind::kOthers));
+  ASSERT_TRUE(keeper_->Open("m0000", grant)) << "no change";
+
+  FakeBroker old(folder_.Socket("m0000"));
+  broker.Hangup();
+  ASSERT_TRUE(Eventually(
+      [&] { return old.Hello(false, 1, protocol::kLinkOthersVersion - 1).has_value(); }));
+
+  // The claim has another holder: nobody can connect any more.
+  keeper_->Drop({"m0000"});
+  EXPECT_FALSE(protocol::Connect(path));
+  keeper_->Close("m0000");
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
+}
+
 // A pod of two GPUs: the broker learns both, with their health, and states what is where.
 TEST_F(KeeperTest, SeveralGpus) {
   folder_.Add("m0000");

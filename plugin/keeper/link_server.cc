@@ -79,6 +79,12 @@ Result<std::shared_ptr<const registry::RegistryReader>> OpenRegistry(UniqueFd fd
   return Broken(reader.error().what());
 }
 
+// Beside the link's own socket.
+std::string OthersSocket(const std::string& link) {
+  return Concat(link.substr(0, link.rfind('/')), "/", protocol::kOthersFolder, "/",
+                protocol::kSocketName);
+}
+
 }  // namespace
 
 LinkServer::LinkServer(EventLoop* loop, const Settings& settings, std::string name,
@@ -87,6 +93,7 @@ LinkServer::LinkServer(EventLoop* loop, const Settings& settings, std::string na
       settings_(settings),
       name_(std::move(name)),
       path_(std::move(path)),
+      others_path_(OthersSocket(path_)),
       callbacks_(std::move(callbacks)),
       budget_(budget) {}
 
@@ -125,6 +132,7 @@ Result<void> LinkServer::Open(const LinkGrant& grant, const SickGpus& sick) {
                        " are still being closed"),
                 "the kubelet tries again; if it lasts, check whether the GPU is healthy");
   }
+  if (auto listening = ListenForOthers(grant.others); !listening) return listening;
   if (auto listening = Listen(); !listening) return listening;
   granted_ = true;
   grant_ = grant;
@@ -136,6 +144,9 @@ void LinkServer::Revoke() {
   const bool had = granted_ && (broker_ || kept_.counts() != KeptCounts{});
   granted_ = false;
   StopListening();
+  // The broker that accepts there has it too. It is revoked, and nobody else may connect.
+  if (others_.socket) shutdown(others_.socket.get(), SHUT_RDWR);
+  others_ = {};
   if (broker_) broker_->revoked = true;
   while (!connections_.empty()) Disconnect(connections_.begin()->first);
   const KeptCounts counts = kept_.counts();
@@ -154,6 +165,7 @@ void LinkServer::Revoke() {
 void LinkServer::Close() {
   Revoke();
   unlink(path_.c_str());
+  unlink(others_path_.c_str());
 }
 
 void LinkServer::SetHealth(const std::string& gpu, const GpuHealth& health) {
@@ -187,38 +199,54 @@ void LinkServer::ForgetKept() {
 
 // ---- connections
 
-bool LinkServer::IsOurs() const {
+bool LinkServer::SocketFile::IsAt(const std::string& path) const {
+  struct stat there{};
+  return socket && lstat(path.c_str(), &there) == 0 &&
+         std::pair(there.st_dev, there.st_ino) == file;
+}
+
+Result<void> LinkServer::MakeSocket(const std::string& path, SocketFile* mine) const {
   struct stat file{};
-  return listener_ && lstat(path_.c_str(), &file) == 0 &&
-         std::pair(file.st_dev, file.st_ino) == listener_file_;
+  Result<UniqueFd> socket = protocol::Listen(path, kSocketMode);
+  if (!socket) return std::unexpected(socket.error().WithContext(Concat("link ", name_)));
+  if (lstat(path.c_str(), &file) != 0) return FailSystem(errno, Concat("stat ", path));
+  *mine = {.socket = std::move(*socket), .file = {file.st_dev, file.st_ino}};
+  return {};
 }
 
 Result<void> LinkServer::Listen() {
-  if (IsOurs()) return {};
-  struct stat file{};
+  if (listener_.IsAt(path_)) return {};
   StopListening();
-  Result<UniqueFd> socket = protocol::Listen(path_, kSocketMode);
-  if (!socket) return std::unexpected(socket.error().WithContext(Concat("link ", name_)));
-  if (lstat(path_.c_str(), &file) != 0) return FailSystem(errno, Concat("stat ", path_));
-  listener_ = std::move(*socket);
-  listener_file_ = {file.st_dev, file.st_ino};
-  return loop_->Watch(listener_.get(), EPOLLIN, [this](uint32_t) { OnAcceptable(); });
+  if (auto made = MakeSocket(path_, &listener_); !made) return made;
+  return loop_->Watch(listener_.socket.get(), EPOLLIN, [this](uint32_t) { OnAcceptable(); });
+}
+
+// A broker that is connected gets a socket that had to be made again.
+Result<void> LinkServer::ListenForOthers(Others others) {
+  if (others == Others::kNone || others_.IsAt(others_path_)) return {};
+  if (auto made = MakeSocket(others_path_, &others_); !made) return made;
+  Connection* const connection = broker_ ? Find(broker_->connection) : nullptr;
+  if (connection == nullptr || connection->version < protocol::kLinkOthersVersion) return {};
+  connection->others_due = true;
+  Flush(connection->id);
+  return {};
 }
 
 void LinkServer::StopListening() {
-  if (!listener_) return;
+  if (!listener_.socket) return;
   loop_->Cancel(std::exchange(accept_timer_, 0));
-  loop_->Unwatch(listener_.get());
-  shutdown(listener_.get(), SHUT_RDWR);  // Nobody can connect from here on, whenever it is closed.
+  loop_->Unwatch(listener_.socket.get());
+  shutdown(listener_.socket.get(),
+           SHUT_RDWR);  // Nobody can connect from here on, whenever it is closed.
   // Processes that connected and were not accepted may have sent descriptors already.
-  closing_->CloseForeign(std::move(listener_));
+  closing_->CloseForeign(std::move(listener_.socket));
 }
 
 void LinkServer::OnAcceptable() {
   if (closing_->foreign_pending() >= kMaxForeign) {
     return PauseAccepting("sockets that the pod sent are still being closed");
   }
-  UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  UniqueFd socket(accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket) {
     accept_paused_ = false;
     Admit(std::move(socket));
@@ -232,10 +260,10 @@ void LinkServer::PauseAccepting(std::string_view reason) {
   if (!std::exchange(accept_paused_, true)) {
     LogWarning("accept-paused", {{"allocation", name_}, {"pod", grant_.pod}, {"reason", reason}});
   }
-  loop_->Change(listener_.get(), 0);
+  loop_->Change(listener_.socket.get(), 0);
   accept_timer_ = loop_->After(kAcceptPauseMs, [this] {
     accept_timer_ = 0;
-    if (listener_) loop_->Change(listener_.get(), EPOLLIN);
+    if (listener_.socket) loop_->Change(listener_.socket.get(), EPOLLIN);
   });
 }
 
@@ -471,6 +499,7 @@ Result<void> LinkServer::OnHello(Connection& connection, protocol::Message& mess
   connection.wants_kept = hello->want_kept != 0;
   connection.dump_due = connection.wants_kept;
   connection.gpu_due = gpus_.size() > 1 ? 1 : 0;
+  connection.others_due = others_.socket && connection.version >= protocol::kLinkOthersVersion;
   for (size_t i = 0; i < gpus_.size(); ++i) {
     if (gpus_[i].health.lost) connection.devices_due |= 1U << i;
   }
@@ -714,7 +743,7 @@ Result<uint64_t> LinkServer::HandOver(const Deadline& deadline,
   if (!granted_ || counts == KeptCounts{}) return 0;
   Result<UniqueFd> socket = Fail(Code::kTimeout, "nobody listens at the link's path");
   for (;; poll(nullptr, 0, kLookMs)) {
-    if (!IsOurs()) socket = protocol::Connect(path_);
+    if (!listener_.IsAt(path_)) socket = protocol::Connect(path_);
     if (socket) break;
     if (deadline.Passed() || !goes_on()) return std::unexpected(socket.error());
   }
@@ -791,6 +820,12 @@ bool LinkServer::NextDue(const Connection& connection, Kept::Statement* statemen
                   protocol::LinkGpu{
                       .number = number, .lost = gpu.health.lost ? 1U : 0U, .gpu_uuid = gpu.uuid});
   }
+  if (connection.others_due) {
+    statement->descriptor = others_.socket.get();
+    return encode(protocol::LinkKind::kOthers,
+                  protocol::LinkOthers{.may_write = grant_.others == Others::kWrite ? 1U : 0U,
+                                       .reserved = 0});
+  }
   if (connection.dump_due) {
     *after = connection.cursor;
     if (kept_.Next(after, connection.version, statement)) return true;
@@ -816,6 +851,9 @@ void LinkServer::Sent(Connection& connection, const Kept::Statement& statement,
       return;
     case protocol::LinkKind::kGpu:
       connection.gpu_due = connection.gpu_due + 1 < gpus_.size() ? connection.gpu_due + 1 : 0;
+      return;
+    case protocol::LinkKind::kOthers:
+      connection.others_due = false;
       return;
     case protocol::LinkKind::kDevice:  // The lowest bit, see NextDue.
       connection.devices_due &= connection.devices_due - 1;

@@ -41,6 +41,7 @@
 #include <utility>
 #include <vector>
 
+#include "contract/claims.h"
 #include "contract/protocol/channel.h"
 #include "contract/protocol/link.h"
 #include "contract/registry/reader.h"
@@ -56,12 +57,16 @@
 
 namespace gpushm::plugin {
 
+using claims::Others;
+
 // What an allocation grants its holder.
 struct LinkGrant {
   // UUIDs, "GPU-..." or "MIG-...", in the order of their numbers; at least one.
   std::vector<std::string> gpus;
   uint64_t pool_bytes = 0;  // On each of them.
   std::string pod = {};     // "namespace/name", for the log; empty: unknown.
+  // If not kNone, the caller has made the folder of their socket: kOthersFolder below the link's.
+  Others others = Others::kNone;
   friend bool operator==(const LinkGrant&, const LinkGrant&) = default;
 };
 
@@ -164,7 +169,8 @@ class LinkServer {
     // What has to be sent, in this order.
     bool welcome_due = false;
     bool dump_due = false;
-    uint32_t gpu_due = 0;      // The number of the next Gpu message; 0: none.
+    uint32_t gpu_due = 0;  // The number of the next Gpu message; 0: none.
+    bool others_due = false;
     uint32_t devices_due = 0;  // Bit i: a Device message about GPU number i.
     bool wants_kept = false;
     Kept::Cursor cursor;
@@ -181,8 +187,15 @@ class LinkServer {
 
   // ---- connections
   Result<void> Listen();
-  // Whether the socket file is the one that this object created.
-  bool IsOurs() const;
+  // A socket file that this object created.
+  struct SocketFile {
+    UniqueFd socket;
+    std::pair<dev_t, ino_t> file{};
+    bool IsAt(const std::string& path) const;
+  };
+  // Creates one, unless `mine` is still there.
+  Result<void> MakeSocket(const std::string& path, SocketFile* mine) const;
+  Result<void> ListenForOthers(Others others);
   void StopListening();
   void OnAcceptable();
   void PauseAccepting(std::string_view reason);
@@ -232,6 +245,7 @@ class LinkServer {
   const Settings settings_;
   const std::string name_;
   const std::string path_;
+  const std::string others_path_;
   const Callbacks callbacks_;
   StatementBudget* const budget_;
   const std::shared_ptr<Closing> closing_ = std::make_shared<Closing>();
@@ -246,8 +260,8 @@ class LinkServer {
   };
   std::vector<GrantedGpu> gpus_;  // As in grant_.
 
-  UniqueFd listener_;
-  std::pair<dev_t, ino_t> listener_file_{};  // Of the socket's file.
+  SocketFile listener_;
+  SocketFile others_;  // The brokers accept connections there.
   uint64_t accept_timer_ = 0;
   bool accept_paused_ = false;
   std::map<uint64_t, std::unique_ptr<Connection>> connections_;

@@ -152,6 +152,7 @@ std::unique_ptr<CLI::App> MakeApp(Context* context) {
   AddLookCommands(app.get(), context);
   AddTopCommand(app.get(), context);
   AddGpuCommands(app.get(), context);
+  AddClaimCommand(app.get(), context);
   AddTransferCommands(app.get(), context);
   AddMakeCommands(app.get(), context);
   AddWaitCommand(app.get(), context);

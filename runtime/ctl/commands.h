@@ -44,6 +44,7 @@ void AddTopCommand(CLI::App* app, Context* context);         // top
 void AddMakeCommands(CLI::App* app, Context* context);       // create, rm
 void AddTransferCommands(CLI::App* app, Context* context);   // load, save
 void AddGpuCommands(CLI::App* app, Context* context);        // gpu ls, gpu drain, gpu undrain
+void AddClaimCommand(CLI::App* app, Context* context);       // claim
 void AddDoctorCommand(CLI::App* app, Context* context);      // doctor
 void AddCompletionCommand(CLI::App* app, Context* context);  // completion
 

@@ -545,6 +545,37 @@ std::string Refused(std::vector<std::string> line) {
   return ::testing::internal::GetCapturedStderr();
 }
 
+// Runs a command that needs no broker, and returns what it prints.
+std::string Printed(std::vector<std::string> line) {
+  line.insert(line.begin(), "gpushmctl");
+  std::vector<char*> arguments;
+  for (std::string& word : line) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::testing::internal::CaptureStdout();
+  EXPECT_EQ(Main(static_cast<int>(line.size()), arguments.data()), 0);
+  return ::testing::internal::GetCapturedStdout();
+}
+
+TEST(CommandLine, AClaimIsPrintedForKubectl) {
+  const std::string text = Printed({"claim", "weights", "--memory", "10Gi"});
+  EXPECT_THAT(text, HasSubstr("gpushm.io/claim: weights, gpushm.io/role: owner"));
+  EXPECT_THAT(text, HasSubstr("kind: ResourceClaim\nmetadata: {\"name\":\"weights\"}\n"));
+  EXPECT_THAT(text, HasSubstr("{\"memory\":\"10Gi\"}"));
+  const auto two = nlohmann::json::parse(
+      Printed({"claim", "weights", "--memory", "3Mi", "--gpus", "2", "--nvlink", "--others",
+               "write", "--containers", "4", "-o", "json"}));
+  EXPECT_EQ(two["metadata"]["annotations"]["gpushm.io/others"], "write");
+  const auto& requests = two["spec"]["devices"]["requests"];
+  ASSERT_EQ(requests.size(), 4U);
+  EXPECT_EQ(requests[0]["name"], "broker-0");
+  EXPECT_EQ(requests[0]["exactly"]["capacity"]["requests"]["memory"], "4Mi") << "in steps of 2Mi";
+  EXPECT_EQ(requests[1]["exactly"]["capacity"]["requests"]["attach"], "4");
+  EXPECT_EQ(two["spec"]["devices"]["constraints"].size(), 4U);
+  EXPECT_THAT(Refused({"claim", "Weights", "--memory", "1Gi"}), HasSubstr("name of a Kubernetes"));
+  EXPECT_THAT(Refused({"claim", "weights", "--memory", "1Gi", "--nvlink"}), HasSubstr("--gpus 2"));
+  EXPECT_THAT(Refused({"claim", "weights"}), HasSubstr("--memory is required"));
+}
+
 TEST(CommandLine, ACommandOfCommandsNamesThem) {
   EXPECT_EQ(Refused({"gpu"}),
             "gpushmctl: \"gpushmctl gpu\" needs one more word: ls, drain or undrain\n"

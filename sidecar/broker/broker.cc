@@ -151,6 +151,7 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   broker->Restore(std::move(greeting.kept), &settled);
   if (auto r = broker->MakeDeclared(settled); !r) return std::unexpected(r.error());
   if (auto r = broker->ListenAll(); !r) return std::unexpected(r.error());
+  if (broker->serves_others_) broker->ServeOthers(std::move(greeting.others));
   if (auto r = broker->MakeCounters(); !r) return std::unexpected(r.error());
   broker->RestoreClients(std::move(greeting.clients));
   if (auto r = broker->RunLink(greeting.gpus); !r) return std::unexpected(r.error());
@@ -457,7 +458,26 @@ void Broker::ListenForHostIpc(bool first) {
 uint32_t Broker::CountContainers() const {
   const config::BrokerConfig& config = options_.config;
   const size_t named = config.containers ? config.containers->size() + options_.loaders.size() : 0;
-  return static_cast<uint32_t>(std::max<size_t>(named, 1) + (config.host_ipc ? 1 : 0));
+  return static_cast<uint32_t>(std::max<size_t>(named, 1) + (config.host_ipc ? 1 : 0) +
+                               (serves_others_ ? 1 : 0));
+}
+
+void Broker::ServeOthers(Link::Greeting::Others others) {
+  if (!serves_others_) {
+    LogWarning("others-not-served",
+               {{"reason",
+                 "the plugin of this broker's start did not know pods that share a claim; "
+                 "restart the sidecar"}});
+    return;
+  }
+  if (draining_) return;
+  others_may_write_ = others.may_write;
+  const auto listening = server_->ListenAt(std::move(others.socket), protocol::kOtherPods);
+  if (!listening) {
+    LogWarning("others-not-served", {{"reason", listening.error().ToString()}});
+    return;
+  }
+  LogInfo("others-served", {{"may_write", others_may_write_}});
 }
 
 Result<void> Broker::ListenFor(const std::string& container) {

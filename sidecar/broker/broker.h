@@ -119,6 +119,10 @@ class Broker : private Handler {
   uint32_t CountContainers() const;
   Result<void> ListenFor(const std::string& container);
   void ListenForHostIpc(bool first = true);
+  // Accepts the pods that share the claim at this socket.
+  void ServeOthers(Link::Greeting::Others others);
+  // They may only read, unless the claim grants more.
+  Result<void> CheckOthers(const Request& request) const;
   Result<void> MakeCounters();
   void LookAtMps();
   void StartFileLoads();
@@ -236,6 +240,8 @@ class Broker : private Handler {
   bool counters_due_ = false;
   status::MpsState mps_state_;  // The last that gpushm-mps wrote.
   Code mps_error_ = Code::kNotFound;
+  bool serves_others_ = false;  // Pods that share the claim.
+  bool others_may_write_ = false;
   bool draining_ = false;
   bool failed_ = false;
 };

@@ -274,6 +274,13 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
     case LinkKind::kLease:
       taken = take(&greeting->kept.leases.emplace_back());
       break;
+    case LinkKind::kOthers: {
+      protocol::LinkOthers others{};
+      taken = take(&others);
+      if (taken && !descriptor) return Broken("the socket for other pods came without itself");
+      greeting->others = {.socket = std::move(descriptor), .may_write = others.may_write == 1};
+      break;
+    }
     case LinkKind::kDevice: {
       protocol::LinkDevice device{};
       taken = take(&device);
@@ -364,15 +371,23 @@ Result<bool> Link::OnMessage() {
   if (!received || !*received) return received;
   const auto header = protocol::ParseLinkHeader(message.span());
   if (!header) return std::unexpected(header.error());
-  if (!message.descriptors.empty()) {
-    return Broken(Concat("a message of kind ", header->kind, " with ", message.descriptors.size(),
-                         " descriptors; it has none"));
-  }
   const auto kind = static_cast<LinkKind>(header->kind);
+  const size_t expected = kind == LinkKind::kOthers ? 1 : 0;
+  if (message.descriptors.size() != expected) {
+    return Broken(Concat("a message of kind ", header->kind, " with ", message.descriptors.size(),
+                         " descriptors; it has ", expected));
+  }
   if (phase_ == Phase::kGreeting &&
       kind == (next_gpus_.empty() ? LinkKind::kWelcome : LinkKind::kGpu)) {
     const auto taken = next_gpus_.empty() ? OnWelcome(message) : OnGpu(message);
     if (!taken) return std::unexpected(taken.error());
+    return true;
+  }
+  if (phase_ == Phase::kUp && kind == LinkKind::kOthers) {
+    const auto others = protocol::ParseLink<protocol::LinkOthers>(message.span());
+    if (!others) return std::unexpected(others.error());
+    events_.on_others(
+        {.socket = std::move(message.descriptors[0]), .may_write = others->may_write == 1});
     return true;
   }
   if (phase_ != Phase::kUp || kind != LinkKind::kDevice) {

@@ -53,8 +53,14 @@ class Link {
       std::array<uint8_t, 16> uuid{};
       bool lost = false;
     };
+    // The socket for pods that share the claim; invalid if there are none.
+    struct Others {
+      UniqueFd socket;
+      bool may_write = false;
+    };
     protocol::LinkWelcome welcome{};
     std::vector<Gpu> gpus;  // By number.
+    Others others;
     std::vector<Client> clients;
     Ledger::Kept kept;
   };
@@ -64,6 +70,8 @@ class Link {
     std::function<void()> on_start;
     std::function<std::optional<Statement>()> next;  // The first statement not yet stated.
     std::function<void(const Statement&)> on_stated;
+    // The socket for other pods was made again, for example by another plugin.
+    std::function<void(Greeting::Others)> on_others;
     // `gpu` is a number of Greeting::gpus.
     std::function<void(uint32_t gpu, bool lost, std::string_view reason)> on_device;
   };

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "contract/claims.h"
 #include "contract/limits.h"
 #include "platform/base/clock.h"
 #include "platform/base/sealed_memory.h"
@@ -76,7 +77,46 @@ std::string Broker::NamesOfGpus() const {
   return names;
 }
 
+Result<void> Broker::CheckOthers(const Request& request) const {
+  if (others_may_write_ || request.client.container != protocol::kOtherPods) return {};
+  const std::span<const std::byte> bytes = request.message->span();
+  bool writes = false;
+  switch (request.to.kind) {
+    case Kind::kAttach: {
+      const auto body = protocol::Parse<protocol::AttachRequest>(bytes);
+      if (!body) return std::unexpected(body.error());
+      writes = body->access != static_cast<uint32_t>(Access::kRead);
+      break;
+    }
+    case Kind::kTransfer: {
+      const auto body = protocol::Parse<protocol::TransferRequest>(bytes);
+      if (!body) return std::unexpected(body.error());
+      writes = body->direction == static_cast<uint32_t>(protocol::Direction::kLoad);
+      break;
+    }
+    case Kind::kCreate:
+    case Kind::kReplace:
+    case Kind::kPublish:
+    case Kind::kOffer:
+    case Kind::kStageBlock:
+    case Kind::kDelete:
+    case Kind::kContent:
+    case Kind::kDescribe:
+    case Kind::kMakePage:
+      writes = true;
+      break;
+    default:
+      break;
+  }
+  if (!writes) return {};
+  return Fail(Code::kDenied,
+              "this pod shares the buffers of another pod's claim, and may only read them",
+              Concat("write from the pod that declares them, or annotate the ResourceClaim with ",
+                     claims::kOthersKey, ": write"));
+}
+
 Result<void> Broker::OnRequest(Request& request) {
+  if (auto r = CheckOthers(request); !r) return r;
   if (NeedsAGpu(request.to.kind)) {
     if (auto r = CheckAnyGpu(); !r) return r;
   }

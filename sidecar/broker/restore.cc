@@ -53,6 +53,7 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
   if (!answered) return std::unexpected(answered.error());
   *greeting = std::move(*answered);
   const protocol::LinkWelcome& welcome = greeting->welcome;
+  serves_others_ = static_cast<bool>(greeting->others.socket);
   if (auto taken = TakeGpus(*greeting); !taken) return taken;
   const uint64_t needed = config::PoolBytes(config.pod, config::FullestGpu(config.pod));
   const uint64_t wanted = config.pool_given ? config.pool_bytes : needed;
@@ -65,6 +66,11 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
         "request more gpushm.io/memory, or use smaller buffers");
   }
   if (config.pool_given) return {};
+  if (serves_others_) {
+    // What is left is for contexts of pods that share the claim.
+    config.pool_bytes = wanted;
+    return {};
+  }
   // What the pod reserved for its containers, for loading and for MPS is not the pool's, so no
   // buffer takes it. What rounding up to whole units left over is.
   const uint64_t reserved = config::GpuBytes(config.pod) - needed;
@@ -136,15 +142,17 @@ Result<void> Broker::RunLink(const std::vector<Link::Greeting::Gpu>& gpus) {
   for (uint32_t gpu = 0; gpu < gpus.size(); ++gpu) OnDevice(gpu, gpus[gpu].lost, "");
   return link_->Run(
       registry_->fd(), counters_->fd(),
-      Link::Events{.on_start =
-                       [this] {
-                         announced_.clear();
-                         stated_ = {};
-                       },
-                   .next = [this] { return NextStatement(); },
-                   .on_stated = [this](const Statement& statement) { OnStated(statement); },
-                   .on_device = [this](uint32_t gpu, bool lost,
-                                       std::string_view reason) { OnDevice(gpu, lost, reason); }});
+      Link::Events{
+          .on_start =
+              [this] {
+                announced_.clear();
+                stated_ = {};
+              },
+          .next = [this] { return NextStatement(); },
+          .on_stated = [this](const Statement& statement) { OnStated(statement); },
+          .on_others = [this](Link::Greeting::Others others) { ServeOthers(std::move(others)); },
+          .on_device = [this](uint32_t gpu, bool lost,
+                              std::string_view reason) { OnDevice(gpu, lost, reason); }});
 }
 
 std::optional<Statement> Broker::ClientStatement(uint64_t client_id) const {

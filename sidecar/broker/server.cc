@@ -84,10 +84,26 @@ Result<void> Server::Listen(const std::string& path, unsigned mode, const std::s
     (*found)->path = path;
     (*found)->container = container;
   }
-  Listener* const listener = found->get();
   Result<UniqueFd> socket = protocol::Listen(path, mode);
   if (!socket) return std::unexpected(socket.error());
-  listener->socket = std::move(*socket);
+  return Accept(found->get(), std::move(*socket));
+}
+
+Result<void> Server::ListenAt(UniqueFd socket, const std::string& container) {
+  auto found = std::ranges::find_if(
+      listeners_, [&](const auto& l) { return l->path.empty() && l->container == container; });
+  if (found == listeners_.end()) {
+    found = listeners_.insert(listeners_.end(), std::make_unique<Listener>());
+    (*found)->container = container;
+  }
+  // Clients that ask who listens are told this process.
+  if (listen(socket.get(), SOMAXCONN) != 0) return FailSystem(errno, "listen for other pods");
+  CloseListener(found->get());
+  return Accept(found->get(), std::move(socket));
+}
+
+Result<void> Server::Accept(Listener* listener, UniqueFd socket) {
+  listener->socket = std::move(socket);
   // Accepted sockets inherit this, so that no descriptor can arrive before the broker sets their
   // option.
   const int off = 0;
@@ -106,10 +122,15 @@ std::vector<std::string> Server::containers() const {
 void Server::StopListening() {
   for (const auto& listener : listeners_) {
     if (!listener->socket) continue;
-    loop_->Unwatch(listener->socket.get());
-    listener->socket.Reset();
-    unlink(listener->path.c_str());
+    CloseListener(listener.get());
+    if (!listener->path.empty()) unlink(listener->path.c_str());
   }
+}
+
+void Server::CloseListener(Listener* listener) {
+  if (!listener->socket) return;
+  loop_->Unwatch(listener->socket.get());
+  listener->socket.Reset();
 }
 
 Result<void> Server::Restore(const Client& client, const protocol::ResumeToken& token,
@@ -160,6 +181,7 @@ void Server::OnAcceptable(Listener* listener) {
   }
   UniqueFd socket(accept4(listener->socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket) {
+    if (errno == EINVAL) return CloseListener(listener);  // It was shut down.
     if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return;
     return PauseAccepting(listener, std::strerror(errno));
   }

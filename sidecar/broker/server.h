@@ -80,6 +80,9 @@ class Server {
   // Serves `container` at the socket `path`. May be called again if it failed; the container counts
   // from the first call on.
   Result<void> Listen(const std::string& path, unsigned mode, const std::string& container);
+  // Serves `container` at a socket that listens already and that somebody else's file leads to.
+  // Called again, another socket takes the place of the former one; existing connections stay.
+  Result<void> ListenAt(UniqueFd socket, const std::string& container);
   // Accepts no more connections. Existing ones stay.
   void StopListening();
 
@@ -123,7 +126,7 @@ class Server {
   };
   struct Listener {
     UniqueFd socket;
-    std::string path;
+    std::string path;  // Empty: of ListenAt.
     std::string container;
     uint32_t connected = 0;  // Number of records, without guests.
     uint32_t absent = 0;     // Those of them that have no connection.
@@ -151,6 +154,8 @@ class Server {
     int64_t delayed_until_ns = 0;
   };
 
+  Result<void> Accept(Listener* listener, UniqueFd socket);
+  void CloseListener(Listener* listener);
   void OnAcceptable(Listener* listener);
   void PauseAccepting(Listener* listener, std::string_view reason);
   bool HasRoom(const Listener& listener) const;

@@ -58,10 +58,38 @@ void PutEntries(const Pointer& list, const std::vector<Json>& entries, Patch* pa
   for (const Json& entry : entries) patch->AppendMissing(list, entry);
 }
 
+void PutRequest(const Container& container, const GpuRequest& request,
+                std::initializer_list<const char*> lists, Patch* patch) {
+  const Pointer resources = container.at / "resources";
+  for (const char* const list : lists) {
+    for (const auto& [resource, count] : request.resources) {
+      if (IsNumber(container.Resource(list, resource), count)) continue;
+      patch->Set(resources / list / resource, std::to_string(count));
+    }
+  }
+  PutEntries(resources / "claims", request.claims, patch);
+}
+
+// Of a copied pod, the claim may be for other annotations.
+void PutClaim(const PodView& pod, const Plan& plan, Patch* patch) {
+  const Json& claims = Items(pod.json(), Pointer("/spec/resourceClaims"));
+  for (size_t i = 0; i < claims.size(); ++i) {
+    if (!claims[i].is_object() || claims[i].value("name", "") != kClaimName) continue;
+    if (claims[i] == PodClaim(plan)) return;
+    return patch->Set(Pointer("/spec/resourceClaims") / i, PodClaim(plan));
+  }
+  patch->Append(Pointer("/spec/resourceClaims"), PodClaim(plan));
+}
+
 void PutIntoPod(const PodView& pod, const Plan& plan, const Settings& settings, Patch* patch) {
-  if (pod.Volume(kVolumeName) == nullptr) patch->Append(Pointer("/spec/volumes"), SocketVolume());
+  if (plan.UsesClaim()) PutClaim(pod, plan, patch);
+  if (!plan.UsesOthers() && pod.Volume(kVolumeName) == nullptr) {
+    patch->Append(Pointer("/spec/volumes"), SocketVolume());
+  }
   std::vector<Json> secrets;
-  for (const std::string& name : settings.pull_secrets) secrets.push_back({{"name", name}});
+  for (const std::string& name : settings.pull_secrets) {
+    if (!plan.UsesOthers()) secrets.push_back({{"name", name}});
+  }
   PutEntries(Pointer("/spec/imagePullSecrets"), secrets, patch);
   std::vector<Json> tolerations;
   for (const std::string& key : settings.tolerations) {
@@ -80,15 +108,11 @@ void PutIntoPod(const PodView& pod, const Plan& plan, const Settings& settings, 
 // was made for other annotations or before an upgrade.
 void PutSidecar(const PodView& pod, const Plan& plan, const Settings& settings,
                 const std::function<uint64_t()>& random, Patch* patch) {
+  if (plan.UsesOthers()) return;
   const Container* const there = pod.Find(kSidecarName);
   if (there != nullptr && !plan.redo) {
     patch->Set(there->at / "restartPolicy", "Always");
-    for (const char* const list : {"limits", "requests"}) {
-      for (const auto& [resource, count] : GpuRequests(plan)) {
-        if (IsNumber(there->Resource(list, resource), count)) continue;
-        patch->Set(there->at / "resources" / list / resource, std::to_string(count));
-      }
-    }
+    PutRequest(*there, RequestOf(plan, Asker::kBroker), {"limits", "requests"}, patch);
     return;
   }
   std::optional<int64_t> uid;
@@ -117,10 +141,15 @@ void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
   for (const std::string& name : plan.done.containers) {
     const Container* const container = pod.Find(name);
     if (container == nullptr) continue;  // Another webhook removed it.
-    if (!IsNumber(container->Resource("limits", kAttachResource), 1)) {
-      patch->Set(container->at / "resources" / "limits" / kAttachResource, "1");
+    PutRequest(*container, RequestOf(plan, Asker::kApplication), {"limits"}, patch);
+    if (plan.UsesOthers()) {
+      // The plugin mounts the folder, because it is not the pod's.
+      if (container->Variable(kFolderVariable) == nullptr) {
+        PutEntries(container->at / "env", {ClaimFolder()}, patch);
+      }
+    } else {
+      Mount(*container, SocketMount(name), patch);
     }
-    Mount(*container, SocketMount(name), patch);
     if (plan.spec.cuda_ipc) {
       for (const Json& mount : CudaIpcMounts()) Mount(*container, mount, patch);
     }
@@ -143,8 +172,27 @@ void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
   }
 }
 
-// Why a pod that Mutate has patched cannot run in its current form; empty if it can.
-std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
+// What the container lacks of what it must request; empty if it has all.
+std::string MissingOf(const Container& container, const GpuRequest& request) {
+  for (const auto& [resource, count] : request.resources) {
+    const Json* const there = container.Resource("limits", resource);
+    if (IsNumber(there, count)) continue;
+    return Concat("must request ", count, " ", resource, ", but another webhook changed that to ",
+                  Shown(there));
+  }
+  for (const Json& entry : request.claims) {
+    const Json& there = container.Claims();
+    if (std::ranges::count(there, entry) > 0) continue;
+    return Concat("must have ", entry.dump(),
+                  " in its resources.claims, but another webhook "
+                  "removed it");
+  }
+  return {};
+}
+
+// What the sidecar of the pod lacks; empty if it has all, or if the pod needs none.
+std::string BrokenSidecar(const PodView& pod, const Plan& plan) {
+  if (plan.UsesOthers()) return {};
   const Container* const sidecar = pod.Find(kSidecarName);
   if (sidecar == nullptr || pod.Volume(kVolumeName) == nullptr) {
     return "it has no sidecar. Check that gpushm's MutatingWebhookConfiguration exists, "
@@ -156,11 +204,8 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
   }
   if (plan.stale)
     return "its sidecar was made for other annotations: another webhook changed the annotations";
-  for (const auto& [resource, count] : GpuRequests(plan)) {
-    const Json* const there = sidecar->Resource("limits", resource);
-    if (IsNumber(there, count)) continue;
-    return Concat("its sidecar must request ", count, " ", resource,
-                  ", but another webhook changed that to ", Shown(there));
+  if (const auto missing = MissingOf(*sidecar, RequestOf(plan, Asker::kBroker)); !missing.empty()) {
+    return Concat("its sidecar ", missing);
   }
   if (!sidecar->Mounts({{"name", kVolumeName}, {"mountPath", kSocketFolder}})) {
     return "its sidecar must mount the volume gpushm, but another webhook removed the mount";
@@ -170,14 +215,25 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
     return "it asks for MPS, but another webhook removed the container gpushm-mps or its "
            "restartPolicy";
   }
+  return {};
+}
+
+// Why a pod that Mutate has patched cannot run in its current form; empty if it can.
+std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
+  if (plan.UsesClaim() &&
+      std::ranges::count(Items(pod.json(), Pointer("/spec/resourceClaims")), PodClaim(plan)) == 0) {
+    return Concat("it must have the claim ", PodClaim(plan).dump(),
+                  " in its resourceClaims, but another webhook removed it");
+  }
+  if (auto why = BrokenSidecar(pod, plan); !why.empty()) return why;
   for (const std::string& name : plan.done.containers) {
     const Container* const container = pod.Find(name);
     if (container == nullptr) continue;
-    const Json* const attaches = container->Resource("limits", kAttachResource);
-    if (!IsNumber(attaches, 1)) {
-      return Concat("container ", name, " must request 1 ", kAttachResource,
-                    ", but another webhook changed that to ", Shown(attaches));
-    }
+    const auto missing = MissingOf(*container, RequestOf(plan, Asker::kApplication));
+    if (!missing.empty()) return Concat("container ", name, " ", missing);
+  }
+  if (plan.UsesOthers()) {
+    return plan.stale ? "it was prepared for other annotations: another webhook changed them" : "";
   }
   for (const auto* const names : {&plan.done.containers, &plan.done.init_containers}) {
     for (const std::string& name : *names) {
@@ -198,11 +254,11 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
 Admission::Admission(Settings settings, std::function<uint64_t()> random)
     : settings_(std::move(settings)), random_(std::move(random)) {}
 
-Verdict Admission::Mutate(const Json& pod) const {
+Verdict Admission::Mutate(const Json& pod, std::optional<config::Allocation> of_namespace) const {
   const Result<PodView> view = PodView::Of(pod);
   if (!view) return Deny("pod", view.error().what());
   if (!view->Concerns()) return Admit("not-ours");
-  const auto plan = MakePlan(*view, settings_);
+  const auto plan = MakePlan(*view, settings_, of_namespace);
   if (!plan) return Deny(plan.error());
   if (!*plan) {
     if (OptsOut(*view)) return Admit("opted-out");
@@ -213,21 +269,23 @@ Verdict Admission::Mutate(const Json& pod) const {
   Patch patch(pod);
   PutMounts(*view, **plan, &patch);
   PutIntoPod(*view, **plan, settings_, &patch);
-  PutAffinity(*view, **plan, settings_, &patch);
+  // With a claim, the scheduler knows each GPU and what is free on it.
+  if (!(*plan)->UsesClaim()) PutAffinity(*view, **plan, settings_, &patch);
   PutSidecar(*view, **plan, settings_, random_, &patch);
   PutMps(**plan, settings_, &patch);
   patch.Set(Pointer("/metadata/annotations") / std::string(config::kStatusKey), (*plan)->Status());
   Verdict verdict = Admit(patch.operations().empty() ? "unchanged" : "injected");
   verdict.patch = std::move(patch).operations();
   verdict.warnings = (*plan)->warnings;
+  if (!(*plan)->template_name.empty()) verdict.needs = TemplateFor(**plan);
   return verdict;
 }
 
-Verdict Admission::Validate(const Json& pod) const {
+Verdict Admission::Validate(const Json& pod, std::optional<config::Allocation> of_namespace) const {
   const Result<PodView> view = PodView::Of(pod);
   if (!view) return Deny("pod", view.error().what());
   if (!view->Concerns()) return Admit("not-ours");
-  const auto plan = MakePlan(*view, settings_);
+  const auto plan = MakePlan(*view, settings_, of_namespace);
   if (!plan) return Deny(plan.error());
   if (!*plan) return Admit(OptsOut(*view) ? "opted-out" : "nothing-asked");
   const std::string why = ChangedByOthers(*view, **plan);

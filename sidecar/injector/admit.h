@@ -12,9 +12,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "sidecar/injector/claim.h"
 #include "sidecar/injector/patch.h"
 #include "sidecar/injector/settings.h"
 
@@ -25,8 +27,10 @@ struct Verdict {
   std::string message;                // Why the pod is denied.
   Json patch = Json::array();         // In RFC 6902 format; empty if there is nothing to change.
   std::vector<std::string> warnings;  // kubectl shows them to the user.
+  // The ResourceClaimTemplate that must be in the pod's namespace before it is created.
+  std::optional<ClaimTemplate> needs;
   // The value in metrics: "injected", "unchanged", "opted-out", "nothing-asked" or "not-ours". For
-  // a denied pod: "annotations", "pod", "changed-by-others" or "ephemeral-container".
+  // a denied pod: "annotations", "pod", "changed-by-others", "ephemeral-container" or "template".
   std::string outcome;
 };
 
@@ -35,10 +39,13 @@ class Admission {
   // `random` returns a different number on each call.
   Admission(Settings settings, std::function<uint64_t()> random);
 
-  // For a pod that is being created.
-  Verdict Mutate(const Json& pod) const;
+  // For a pod that is being created. `of_namespace`: how the pods of its namespace get their GPU
+  // memory, if the namespace says it.
+  Verdict Mutate(const Json& pod,
+                 std::optional<config::Allocation> of_namespace = std::nullopt) const;
   // For the same pod after all webhooks have changed it.
-  Verdict Validate(const Json& pod) const;
+  Verdict Validate(const Json& pod,
+                   std::optional<config::Allocation> of_namespace = std::nullopt) const;
   // For a running pod that gets ephemeral containers.
   Verdict ValidateEphemeral(const Json& pod) const;
 

@@ -159,7 +159,7 @@ TEST(Bounds, NoPodTakesMoreThanReadingTheLongestBodies) {
   const Admission admission = TestAdmission();
   const auto check = [&](const char* what, const std::string& body) {
     const double taken_s =
-        LeastCpuSeconds([&] { EXPECT_TRUE(Review(admission, Endpoint::kMutate, body)); });
+        LeastCpuSeconds([&] { EXPECT_TRUE(Review(admission, {Endpoint::kMutate}, body)); });
     EXPECT_LT(taken_s, 10 * reading_s) << what;
   };
   for (const auto& [what, pod, denial] : Crowds()) check(what, ReviewOf(pod).dump());
@@ -237,7 +237,7 @@ TEST(Bounds, NoAnswerRepeatsALongText) {
   for (Echo& echo : BadPods()) echoes.push_back(std::move(echo));
   for (const Echo& echo : echoes) {
     for (const Endpoint endpoint : {Endpoint::kMutate, Endpoint::kValidate}) {
-      const Result<Answer> answer = Review(TestAdmission(), endpoint, echo.body);
+      const Result<Answer> answer = Review(TestAdmission(), {endpoint}, echo.body);
       const std::string told = answer ? answer->body : answer.error().ToString();
       EXPECT_LT(told.size(), kMostTold + 1024) << echo.what;
       EXPECT_EQ(told.find(std::string(4096, 'a')), std::string::npos) << echo.what;
@@ -247,14 +247,14 @@ TEST(Bounds, NoAnswerRepeatsALongText) {
 
 // Control: the part that is cut off is not what the reader needs.
 TEST(Bounds, ABadBodyIsToldByPlaceReasonAndBeginning) {
-  const Result<Answer> answer = Review(TestAdmission(), Endpoint::kMutate,
+  const Result<Answer> answer = Review(TestAdmission(), {Endpoint::kMutate},
                                        Concat("{\"kind\":\n\"", std::string(4 << 20, 'a')));
   ASSERT_FALSE(answer);
   EXPECT_THAT(answer.error().what(),
               AllOf(HasSubstr("the body of 4194314 bytes cannot be read"),
                     HasSubstr("line 2, column 4194306"), HasSubstr("missing closing quote"),
                     HasSubstr("aaa...")));
-  const Result<Answer> bytes = Review(TestAdmission(), Endpoint::kMutate, "{\"kind\": \xFF\n}");
+  const Result<Answer> bytes = Review(TestAdmission(), {Endpoint::kMutate}, "{\"kind\": \xFF\n}");
   ASSERT_FALSE(bytes);
   EXPECT_THAT(bytes.error().what(), AllOf(HasSubstr("\\xff"), Not(HasSubstr("\xFF"))));
 }

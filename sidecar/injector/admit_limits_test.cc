@@ -115,7 +115,7 @@ TEST(DeniedRuntimeClass, APodOfOursWithSuchAClassIsDenied) {
 }
 
 Answer AnswerTo(const Json& review) {
-  const Result<Answer> answer = Review(TestAdmission(), Endpoint::kMutate, review.dump());
+  const Result<Answer> answer = Review(TestAdmission(), {Endpoint::kMutate}, review.dump());
   EXPECT_TRUE(answer) << answer.error().ToString();
   return answer.value_or(Answer());
 }

@@ -314,7 +314,7 @@ TEST(AdmitProperty, MutatedReviewsAreAnsweredOrRefused) {
     std::string body = review.dump();
     if (generate.Chance(3)) body = generate.Garble(std::move(body));
     const Endpoint endpoint = generate.Chance(2) ? Endpoint::kMutate : Endpoint::kValidate;
-    const Result<Answer> answer = Review(admission, endpoint, body);
+    const Result<Answer> answer = Review(admission, {endpoint}, body);
     answered += answer ? 1 : 0;
     refused += answer ? 0 : 1;
     if (answer) {

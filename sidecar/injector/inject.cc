@@ -37,6 +37,15 @@ Result<std::string> Inject(const Settings& settings, std::string_view manifest,
   warnings->insert(warnings->end(), verdict.warnings.begin(), verdict.warnings.end());
   if (!verdict.allowed) return Fail(Code::kInvalidArgument, verdict.message);
   pod.patch_inplace(verdict.patch);
+  if (verdict.needs) {
+    Json needed = verdict.needs->Object();
+    if (const Json* const in = Find(object, Pointer("/metadata/namespace"))) {
+      needed["metadata"]["namespace"] = *in;
+    }
+    object = {{"apiVersion", "v1"},
+              {"kind", "List"},
+              {"items", Json::array({std::move(needed), std::move(object)})}};
+  }
   return object.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -14,9 +14,9 @@
 namespace gpushm::injector {
 
 // `manifest`: a Pod as JSON, or an object with a pod template such as a Deployment. Returns it with
-// the sidecars, and adds warnings. The same manifest gives the same result, so the sidecars of a
-// template's replicas share a uid. kInvalidArgument: it is neither, or the pod is denied, with the
-// reason.
+// the sidecars, in a List after its ResourceClaimTemplate if it needs one, and adds warnings. The
+// same manifest gives the same result, so the sidecars of a template's replicas share a uid.
+// kInvalidArgument: it is neither, or the pod is denied, with the reason.
 Result<std::string> Inject(const Settings& settings, std::string_view manifest,
                            std::vector<std::string>* warnings);
 

@@ -9,6 +9,7 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "platform/daemon/process.h"
 #include "sidecar/injector/inject.h"
 #include "sidecar/injector/options.h"
+#include "sidecar/injector/templates.h"
 
 namespace gpushm::injector {
 namespace {
@@ -37,14 +39,24 @@ uint64_t Random() {
   return number;
 }
 
+// Nothing if the injector makes no templates.
+MakeTemplate MakerFor(const std::optional<kubernetes::ApiAddress>& api) {
+  if (!api) return {};
+  return [templates = std::make_shared<Templates>(*api)](const std::string& name_space,
+                                                         const ClaimTemplate& wanted) {
+    return templates->Make(name_space, wanted);
+  };
+}
+
 class Injector {
  public:
-  Injector(EventLoop* loop, const Options& options)
+  Injector(EventLoop* loop, const Options& options,
+           const std::optional<kubernetes::ApiAddress>& api)
       : loop_(loop),
         options_(options),
         certificates_(options.certificates),
         admission_(options.settings, Random),
-        server_(options.server, &admission_, &certificates_, &metrics_) {}
+        server_(options.server, &admission_, MakerFor(api), &certificates_, &metrics_) {}
 
   Result<void> Start() {
     const Result<bool> loaded = certificates_.Load();
@@ -95,7 +107,9 @@ class Injector {
   bool draining_ = false;
 };
 
-int PrintInjected(const Settings& settings) {
+// Prints the template that a pod needs as well, so nothing has to be made.
+int PrintInjected(Settings settings) {
+  settings.makes_claims = true;
   const std::string manifest((std::istreambuf_iterator<char>(std::cin)), {});
   std::vector<std::string> warnings;
   const auto injected = Inject(settings, manifest, &warnings);
@@ -121,7 +135,13 @@ int Main(int argc, char** argv) {
   const UniqueFd signals = SignalDescriptor({SIGTERM, SIGINT});
   const Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   if (!loop) return Refuse(loop.error());
-  Injector injector(loop->get(), **options);
+  std::optional<kubernetes::ApiAddress> api;
+  if ((*options)->settings.makes_claims) {
+    auto found = kubernetes::FindApi((*options)->api_server, (*options)->api_credentials);
+    if (!found) return Refuse(found.error());
+    api = std::move(*found);
+  }
+  Injector injector(loop->get(), **options, api);
   if (auto started = injector.Start(); !started) return Refuse(started.error());
   const auto watched = (*loop)->Watch(signals.get(), EPOLLIN, [&](uint32_t) {
     signalfd_siginfo info{};

@@ -87,6 +87,24 @@ void Declare(CLI::App& app, Options* options) {
       "--denied-runtime-class", settings.denied_runtime_classes,
       "Pattern for names of RuntimeClasses, such as kata*, that run containers in a virtual "
       "machine or on a user-space kernel; pods that use them are denied; may be repeated");
+  app.add_option_function<std::string>(
+         "--allocation",
+         [&settings](const std::string& word) {
+           settings.allocation =
+               word == "dra" ? config::Allocation::kDra : config::Allocation::kDevicePlugin;
+         },
+         "How pods get their GPU memory if neither they nor their namespace say it: device-plugin "
+         "or dra (device-plugin)")
+      ->check(CLI::IsMember({"device-plugin", "dra"}));
+  app.add_flag(
+      "--claims", settings.makes_claims,
+      "Make ResourceClaimTemplates for pods with the allocation dra; needs the right to get "
+      "and create them");
+  app.add_option(
+      "--api-server", options->api_server,
+      "Address of the API server for --claims, such as 10.96.0.1:443 (that of every pod)");
+  app.add_option("--api-credentials", options->api_credentials,
+                 "Folder with token and ca.crt for --claims (that of the pod's service account)");
   app.add_flag(
       "--coexist", settings.coexist,
       "Allow nvidia.com/gpu in containers that have gpushm.io/attach; must match the plugin's");

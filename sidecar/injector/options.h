@@ -18,6 +18,9 @@ struct Options {
   std::string certificates = "/etc/gpushm/tls";
   int64_t drain_ms = 5000;
   LogConfig log;
+  // Of Settings::makes_claims. Empty: where every pod finds it.
+  std::string api_server;
+  std::string api_credentials;
   bool inject = false;  // Read a manifest instead of serving.
 };
 

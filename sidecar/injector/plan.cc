@@ -13,6 +13,7 @@
 #include "contract/limits.h"
 #include "platform/base/version.h"
 #include "platform/yaml/quantity.h"
+#include "sidecar/injector/claim.h"
 #include "sidecar/injector/digest.h"
 #include "sidecar/injector/sidecar.h"
 
@@ -32,6 +33,7 @@ constexpr size_t kVariableBytes = 120 * 1024;
 constexpr size_t kMostListed = 1024;
 // The most of gpushm.io/status that is parsed. It is an object with lists of names, one per
 // container.
+constexpr char kUserRole[] = "user";  // In gpushm.io/status of a pod without a sidecar.
 constexpr size_t kStatusBytes = 64 * 1024;
 constexpr ptrdiff_t kStatusBrackets = 8;
 
@@ -64,6 +66,34 @@ ConfigError PodError(std::string field, std::string reason, std::string example)
 std::string FieldOf(const Container& container) {
   return Concat(container.kind == Kind::kApplication ? "spec.containers" : "spec.initContainers",
                 "[", container.at.back(), "] (", container.name, ")");
+}
+
+// Only gpushm may name the pod's claim: with its name, a container could have the broker's part.
+void CheckClaims(const PodView& pod, const std::optional<Done>& done, const Plan& plan,
+                 ErrorList* errors) {
+  const bool ours = done && plan.UsesClaim();
+  const Json& claims = Items(pod.json(), Pointer("/spec/resourceClaims"));
+  for (size_t i = 0; i < claims.size(); ++i) {
+    if (ours || !claims[i].is_object() || claims[i].value("name", "") != kClaimName) continue;
+    errors->Add(PodError(Concat("spec.resourceClaims[", i, "]"),
+                         plan.UsesClaim()
+                             ? "the name gpushm is reserved for the claim that gpushm adds"
+                             : "the pod gets its GPU memory as extended resources, not by a claim",
+                         "remove it; gpushm.io/allocation: dra makes gpushm add a claim"));
+  }
+  for (const Container& container : pod.containers()) {
+    if (IsOurContainer(container.name)) continue;
+    const bool attaches = std::ranges::count(plan.done.containers, container.name) > 0;
+    const std::vector<Json> allowed = ClaimEntries(plan, Asker::kApplication);
+    for (const Json& entry : container.Claims()) {
+      if (!entry.is_object() || entry.value("name", "") != kClaimName) continue;
+      if (ours && attaches && std::ranges::count(allowed, entry) > 0) continue;
+      errors->Add(PodError(Concat(FieldOf(container), ".resources.claims"),
+                           "only gpushm may give the claim gpushm to a container",
+                           Concat("remove it; ", config::kPrivatePrefix, container.name,
+                                  ": 1Gi makes a container attach")));
+    }
+  }
 }
 
 // Checks that the names and places that the sidecar needs are free.
@@ -145,7 +175,7 @@ void CheckResources(const PodView& pod, const Plan& plan, const Settings& settin
       if (resources == nullptr || !resources->is_object()) continue;
       for (const auto& [key, value] : resources->items()) {
         const std::string field = Concat(FieldOf(container), ".resources.", list, ".", key);
-        if (key == kAttachResource && attaches) {
+        if (key == kAttachResource && attaches && !plan.UsesClaim()) {
           if (IsNumber(&value, 1)) continue;
           errors->Add(PodError(field, "a container can attach only once",
                                "remove it; gpushm adds a request for 1"));
@@ -364,17 +394,25 @@ void CheckLimits(const Plan& plan, const Settings& settings, ErrorList* errors) 
                  Concat(served, " containers would be served; at most ", limits::kContainers),
                  "name the containers that attach: containers: [decoder, model]"));
   }
-  // Only whole units are allocated, so the rest of the GPU is not available.
+  if (plan.UsesClaim() && plan.spec.claim.empty() && !settings.makes_claims) {
+    errors->Add(PodError(Concat("metadata.annotations.", config::kAllocationKey),
+                         "the pod would need a ResourceClaim, and this installation makes none",
+                         "device-plugin, or the chart's value injector.claims: true"));
+  }
+  // Of a shared claim, its author decides.
+  if (settings.max_pod_bytes == 0 || !plan.spec.claim.empty()) return;
+  // The device plugin allocates only whole units, so the rest of the GPU is not available.
   const uint64_t most_units = settings.max_pod_bytes / settings.unit_bytes;  // Of one GPU.
-  if (most_units == 0) return;
-  const auto fits = config::CheckFits(plan.spec, most_units * settings.unit_bytes,
-                                      "the largest GPU of the cluster");
+  const uint64_t most =
+      plan.UsesClaim() ? settings.max_pod_bytes : most_units * settings.unit_bytes;
+  const auto fits = config::CheckFits(plan.spec, most, "the largest GPU of the cluster");
   if (fits) return;
-  errors->Add(PodError(
-      "metadata.annotations",
-      Concat(fits.error().what(), ". That is ", plan.units, " ", kMemoryResource, ", but at most ",
-             most_units * plan.spec.gpus, " are possible; ", fits.error().remedy()),
-      ""));
+  const std::string units =
+      plan.UsesClaim() ? ""
+                       : Concat("That is ", plan.units, " ", kMemoryResource, ", but at most ",
+                                most_units * plan.spec.gpus, " are possible; ");
+  errors->Add(PodError("metadata.annotations",
+                       Concat(fits.error().what(), ". ", units, fits.error().remedy()), ""));
 }
 
 // This check comes first, because later checks compare names with names, and messages repeat them.
@@ -480,9 +518,11 @@ void CheckOrder(const PodView& pod, const Plan& plan, ErrorList* errors) {
 
 std::optional<Done> Done::Of(const PodView& pod) {
   const auto found = pod.annotations().find(std::string(config::kStatusKey));
-  if (found == pod.annotations().end() || pod.Find(kSidecarName) == nullptr) return std::nullopt;
+  if (found == pod.annotations().end()) return std::nullopt;
   const Json status = ReadStatus(found->second);
   if (!status.is_object()) return std::nullopt;
+  const bool of_other = status.value("role", Json()) == kUserRole;
+  if (!of_other && pod.Find(kSidecarName) == nullptr) return std::nullopt;
   Done done;
   for (const auto& [key, text] :
        {std::pair{"version", &done.version}, std::pair{"image", &done.image},
@@ -491,6 +531,10 @@ std::optional<Done> Done::Of(const PodView& pod) {
     if (at != status.end() && at->is_string()) *text = at->get<std::string>();
   }
   if (done.annotations.empty()) return std::nullopt;
+  // An older injector did not write it, and knew no other.
+  if (status.value("allocation", Json()) == config::AllocationName(config::Allocation::kDra)) {
+    done.allocation = config::Allocation::kDra;
+  }
   for (const auto& [key, names] : {std::pair{"containers", &done.containers},
                                    std::pair{"initContainers", &done.init_containers},
                                    std::pair{"applications", &done.applications}}) {
@@ -512,13 +556,20 @@ std::string Plan::Status() const {
   Json status = {{"version", done.version},
                  {"image", done.image},
                  {"annotations", done.annotations},
+                 {"allocation", config::AllocationName(done.allocation)},
                  {"applications", done.applications},
                  {"containers", done.containers},
-                 {"initContainers", done.init_containers},
-                 {"memory", config::FormatBytes(memory_bytes)},
-                 {"units", units}};
+                 {"initContainers", done.init_containers}};
+  if (!UsesOthers()) status["memory"] = config::FormatBytes(memory_bytes);
+  if (!UsesClaim()) status["units"] = units;
   if (spec.gpus > 1) status["gpus"] = spec.gpus;
+  if (UsesOthers()) status["role"] = kUserRole;
   return status.dump();
+}
+
+uint64_t Plan::GpuBytes() const {
+  constexpr uint64_t kStep = config::kGranularityBytes;  // Of the capacity `memory` of devices.
+  return std::max(config::RoundUp(config::GpuBytes(spec), kStep), kStep);
 }
 
 bool OptsOut(const PodView& pod) {
@@ -528,20 +579,24 @@ bool OptsOut(const PodView& pod) {
   return alone && !alone->inject;
 }
 
-config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Settings& settings) {
+config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Settings& settings,
+                                               std::optional<config::Allocation> of_namespace) {
   if (OptsOut(pod)) return std::nullopt;
   for (const auto& check : {TooMany, TooLong}) {
     if (auto error = check(pod)) return std::unexpected(std::vector{*std::move(error)});
   }
   const std::optional<Done> earlier = Done::Of(pod);
   const std::string digest = DigestOf(pod.annotations());
-  const bool same = earlier && earlier->annotations == digest;
   config::OrErrors<config::PodSpec> spec =
       config::ParseAnnotationsOrErrors(pod.annotations(), OptionsFor(pod, earlier));
   if (!spec) return std::unexpected(std::move(spec.error()));
-  if (!spec->AsksForSidecar()) return std::nullopt;
+  if (!spec->AsksForSidecar() && spec->claim.empty()) return std::nullopt;
 
   Plan plan;
+  plan.done.allocation = spec->allocation.value_or(of_namespace.value_or(settings.allocation));
+  if (!spec->claim.empty()) plan.done.allocation = config::Allocation::kDra;
+  const bool same =
+      earlier && earlier->annotations == digest && earlier->allocation == plan.done.allocation;
   plan.done.version = kVersion;
   plan.done.image = settings.sidecar_image;
   plan.done.annotations = digest;
@@ -550,7 +605,9 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   plan.redo =
       plan.stale || earlier->version != plan.done.version || earlier->image != plan.done.image;
   for (const Container& container : pod.containers()) {
-    if (spec->private_bytes.contains(container.name)) {
+    const bool of_other =
+        spec->UsesOthers() && std::ranges::count(plan.done.applications, container.name) > 0;
+    if (of_other || (!spec->UsesOthers() && spec->private_bytes.contains(container.name))) {
       plan.done.containers.push_back(container.name);
     }
   }
@@ -565,12 +622,15 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   plan.loads = loads.size();
   plan.spec = std::move(*spec);
   ErrorList errors;
-  PlanMps(pod, settings, &plan, &errors);
+  if (!plan.UsesOthers()) PlanMps(pod, settings, &plan, &errors);
   plan.spec.mps.wanted = plan.mps.has_value();
   plan.memory_bytes = config::NodeBytes(plan.spec);
   plan.units = config::PodUnits(plan.spec, settings.unit_bytes);
 
+  if (plan.UsesClaim() && plan.spec.claim.empty()) plan.template_name = TemplateFor(plan).name;
+
   CheckFree(pod, earlier, &errors);
+  CheckClaims(pod, earlier, plan, &errors);
   CheckOrder(pod, plan, &errors);
   CheckMps(pod, plan, &errors);
   CheckMounts(pod, plan, &errors);

@@ -23,6 +23,7 @@ struct Done {
   std::string version;      // The injector's version.
   std::string image;        // The image that it gave the sidecar.
   std::string annotations;  // Digest of the annotations that it read.
+  config::Allocation allocation = config::Allocation::kDevicePlugin;
   // Application containers of the pod when it was first sent.
   std::vector<std::string> applications;
   std::vector<std::string> containers;       // Containers that attach.
@@ -45,11 +46,18 @@ struct Plan {
   uint64_t units = 0;                // A multiple of the number of GPUs.
   uint64_t loads = 0;  // Number of GPUs on which something is loaded, each by a process of its own.
   std::optional<MpsPlan> mps;
+  // With Allocation::kDra, unless the pod shares a claim: see claim.h.
+  std::string template_name;
   std::vector<std::string> warnings;  // For the user.
   bool stale = true;                  // An earlier call, if any, was for other annotations.
   // Also true if the injector was upgraded in between: the pod is a copy of one from before that.
   bool redo = true;
 
+  bool UsesClaim() const { return done.allocation == config::Allocation::kDra; }
+  // Whether another pod of its claim has the broker, so this one gets no sidecar.
+  bool UsesOthers() const { return spec.UsesOthers(); }
+  // What each GPU gives to the pod, if it has a claim.
+  uint64_t GpuBytes() const;
   // The value of gpushm.io/status.
   std::string Status() const;
 };
@@ -58,7 +66,10 @@ struct Plan {
 // annotations say.
 bool OptsOut(const PodView& pod);
 
-// Returns nullopt if the pod opted out, or if nothing in its annotations requests anything.
-config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Settings& settings);
+// `of_namespace`: how its pods get their GPU memory, unless they say it themselves. Returns nullopt
+// if the pod opted out, or if nothing in its annotations requests anything.
+config::OrErrors<std::optional<Plan>> MakePlan(
+    const PodView& pod, const Settings& settings,
+    std::optional<config::Allocation> of_namespace = std::nullopt);
 
 }  // namespace gpushm::injector

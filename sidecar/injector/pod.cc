@@ -54,6 +54,8 @@ const Json* Container::Resource(const char* list, const std::string& resource) c
   return injector::Find(*json, Pointer("/resources") / list / resource);
 }
 
+const Json& Container::Claims() const { return Items(*json, Pointer("/resources/claims")); }
+
 const Json* Container::Variable(std::string_view wanted) const {
   for (const Json& variable : Items(*json, Pointer("/env"))) {
     const std::string* const there = Text(variable, "name");

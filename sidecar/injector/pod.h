@@ -56,6 +56,8 @@ struct Container {
   // The quantity of this resource in `list`, which is "limits" or "requests"; nullptr if it has
   // none.
   const Json* Resource(const char* list, const std::string& name) const;
+  // The entries of resources.claims.
+  const Json& Claims() const;
   // The entry of the environment variable; nullptr if the container does not set it.
   const Json* Variable(std::string_view wanted) const;
 };

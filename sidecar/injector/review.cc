@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "platform/base/name.h"
 #include "platform/base/status.h"
 #include "platform/yaml/config_error.h"
 
@@ -109,7 +110,29 @@ std::string OwnerOf(const Json& pod) {
   return {};
 }
 
-Result<Answer> Judge(const Admission& admission, Endpoint endpoint, const Json& review) {
+// Makes what the pod needs, or denies it.
+void Provide(const Json& request, const Json& pod, const MakeTemplate& make, Verdict* verdict) {
+  if (!verdict->needs || request.value("dryRun", false)) return;
+  const std::string name_space =
+      FirstOf(Text(request, Pointer("/namespace")), Text(pod, Pointer("/metadata/namespace")));
+  Result<void> made;
+  if (!make) {
+    made = Fail(Code::kUnsupported, "this injector makes none");
+  } else if (!IsDnsLabel(name_space)) {
+    made = Fail(Code::kInvalidArgument, "the review's request has no namespace");
+  } else {
+    made = make(name_space, *verdict->needs);
+  }
+  if (made) return;
+  *verdict = Verdict();
+  verdict->allowed = false;
+  verdict->message = Concat("gpushm: the ResourceClaimTemplate of the pod cannot be made: ",
+                            made.error().ToString());
+  verdict->outcome = "template";
+}
+
+Result<Answer> Judge(const Admission& admission, const Call& call, const Json& review,
+                     const MakeTemplate& make) {
   const auto bad = [](const std::string& what) {
     return Fail(Code::kInvalidArgument, what, "send an AdmissionReview of admission.k8s.io/v1");
   };
@@ -130,12 +153,13 @@ Result<Answer> Judge(const Admission& admission, Endpoint endpoint, const Json& 
   if (object->value("kind", "") != "Pod") return bad("the review's object is not a Pod");
 
   Verdict verdict;
-  if (endpoint == Endpoint::kMutate) {
-    verdict = admission.Mutate(*object);
+  if (call.endpoint == Endpoint::kMutate) {
+    verdict = admission.Mutate(*object, call.of_namespace);
+    Provide(*request, *object, make, &verdict);
   } else if (request->value("subResource", "") == "ephemeralcontainers") {
     verdict = admission.ValidateEphemeral(*object);
   } else {
-    verdict = admission.Validate(*object);
+    verdict = admission.Validate(*object, call.of_namespace);
   }
   Answer answer;
   answer.body = AnswerTo(uid, verdict);
@@ -150,9 +174,10 @@ Result<Answer> Judge(const Admission& admission, Endpoint endpoint, const Json& 
 
 }  // namespace
 
-Result<Answer> Review(const Admission& admission, Endpoint endpoint, std::string_view body) try {
+Result<Answer> Review(const Admission& admission, const Call& call, std::string_view body,
+                      const MakeTemplate& make) try {
   if (auto small = CheckSize(body); !small) return std::unexpected(small.error());
-  return Judge(admission, endpoint, Json::parse(body));
+  return Judge(admission, call, Json::parse(body), make);
 } catch (const Json::exception& error) {
   // The body is not JSON, or has values of other types than the API server sends. After the place
   // and the reason, the exception's text repeats what was read last, which may be the whole body.

@@ -4,6 +4,7 @@
 // Threads: any.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -30,9 +31,18 @@ struct Answer {
   std::string reason;  // The same text as in the answer.
 };
 
-// Fails with kInvalidArgument if `body` is not an AdmissionReview v1 of a Pod. Fails with
-// kExhausted if it is nested too deeply or holds too many values. The error text has at most
-// kMostTold bytes. No exception leaves this function.
-Result<Answer> Review(const Admission& admission, Endpoint endpoint, std::string_view body);
+// One of the paths that the API server calls.
+struct Call {
+  Endpoint endpoint = Endpoint::kMutate;
+  // What the label of the pod's namespace says; the API server chooses the path by it.
+  std::optional<config::Allocation> of_namespace = std::nullopt;
+};
+
+// `make`: called for a pod that needs a template, unless the request is a dry run. If it is empty
+// or fails, the pod is denied. Fails with kInvalidArgument if `body` is not an AdmissionReview v1
+// of a Pod. Fails with kExhausted if it is nested too deeply or holds too many values. The error
+// text has at most kMostTold bytes. No exception leaves this function.
+Result<Answer> Review(const Admission& admission, const Call& call, std::string_view body,
+                      const MakeTemplate& make = {});
 
 }  // namespace gpushm::injector

@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }();
   const std::string_view body(reinterpret_cast<const char*>(data), size);
   for (const Endpoint endpoint : {Endpoint::kMutate, Endpoint::kValidate}) {
-    const auto answer = Review(admission, endpoint, body);
+    const auto answer = Review(admission, {endpoint}, body);
     if (answer) GPUSHM_ASSERT(Json::accept(answer->body));
   }
   return 0;

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
+#include <map>
 #include <utility>
 
 #include "platform/base/clock.h"
@@ -37,6 +38,23 @@ void Refuse(int status, const std::string& why, httplib::Response& response) {
                                 });
 }
 
+// The calls by their paths.
+const std::map<std::string, Call>& Calls() {
+  using config::Allocation;
+  static const std::map<std::string, Call> kCalls = [] {
+    std::map<std::string, Call> calls;
+    for (const auto& [path, endpoint] :
+         {std::pair{"/mutate", Endpoint::kMutate}, std::pair{"/validate", Endpoint::kValidate}}) {
+      calls[path] = {endpoint};
+      for (const Allocation each : {Allocation::kDevicePlugin, Allocation::kDra}) {
+        calls[Concat(path, "/", config::AllocationName(each))] = {endpoint, each};
+      }
+    }
+    return calls;
+  }();
+  return kCalls;
+}
+
 size_t LengthOf(const httplib::Request& request) {
   return std::strtoull(request.get_header_value("Content-Length").c_str(), nullptr, 10);
 }
@@ -44,7 +62,7 @@ size_t LengthOf(const httplib::Request& request) {
 // httplib applies its limit only to bodies that give their length, and only to their size before
 // decompression.
 Handled CheckReview(const httplib::Request& request, httplib::Response& response) {
-  if (request.method != "POST" || (request.path != "/mutate" && request.path != "/validate")) {
+  if (request.method != "POST" || !Calls().contains(request.path)) {
     Refuse(404, "POST an AdmissionReview to /mutate or /validate", response);
   } else if (request.has_header("Transfer-Encoding") || !request.has_header("Content-Length")) {
     Refuse(411, "send the body's length in Content-Length", response);
@@ -171,10 +189,11 @@ Places::Place Places::Take(int timeout_s) {
   return Place(this);
 }
 
-Server::Server(Options options, const Admission* admission, Certificates* certificates,
-               Metrics* metrics)
+Server::Server(Options options, const Admission* admission, MakeTemplate make,
+               Certificates* certificates, Metrics* metrics)
     : options_(std::move(options)),
       admission_(admission),
+      make_(std::move(make)),
       certificates_(certificates),
       metrics_(metrics) {}
 
@@ -183,11 +202,10 @@ Server::~Server() { Stop(); }
 Result<void> Server::Start() {
   auto tls = std::make_unique<httplib::SSLServer>(
       [this](SSL_CTX& context) { return SetUpTls(&context, certificates_); });
-  for (const auto& [path, endpoint] :
-       {std::pair{"/mutate", Endpoint::kMutate}, std::pair{"/validate", Endpoint::kValidate}}) {
-    tls->Post(path, [this, endpoint](const httplib::Request& request, httplib::Response& response,
-                                     const httplib::ContentReader& read) {
-      ReadAndHandle(endpoint, request, read, response);
+  for (const auto& [path, call] : Calls()) {
+    tls->Post(path, [this, call](const httplib::Request& request, httplib::Response& response,
+                                 const httplib::ContentReader& read) {
+      ReadAndHandle(call, request, read, response);
     });
   }
   tls->set_pre_routing_handler(CheckReview);
@@ -218,10 +236,10 @@ void Server::Failed(Endpoint endpoint, const httplib::Request& request, const st
              {{"from", request.remote_addr}, {"path", request.path}, {"reason", why}});
 }
 
-void Server::ReadAndHandle(Endpoint endpoint, const httplib::Request& request,
+void Server::ReadAndHandle(const Call& call, const httplib::Request& request,
                            const httplib::ContentReader& read, httplib::Response& response) {
   const auto refuse = [&](int status, const std::string& why) {
-    Failed(endpoint, request, why);
+    Failed(call.endpoint, request, why);
     Refuse(status, why, response);
   };
   Places::Place place;
@@ -235,27 +253,27 @@ void Server::ReadAndHandle(Endpoint endpoint, const httplib::Request& request,
   std::string body;
   if (!ReadBody(request, read, &body))
     return refuse(400, "the body is incomplete, too long, or too slow");
-  Handle(endpoint, request, body, response);
+  Handle(call, request, body, response);
   AllowReads(request.ssl, kMaxHeadBytes);
 }
 
-void Server::Handle(Endpoint endpoint, const httplib::Request& request, std::string_view body,
+void Server::Handle(const Call& call, const httplib::Request& request, std::string_view body,
                     httplib::Response& response) {
   const int64_t start_ns = MonotonicNs();
   if (draining_) response.set_header("Connection", "close");
   const bool large = body.size() > kLargeBodyBytes;
   std::unique_lock one_at_a_time(large_, std::defer_lock);
   if (large) one_at_a_time.lock();
-  const Result<Answer> answer = Review(*admission_, endpoint, body);
+  const Result<Answer> answer = Review(*admission_, call, body, make_);
   if (large) malloc_trim(0);
   if (!answer) {
-    Failed(endpoint, request, answer.error().ToString());
+    Failed(call.endpoint, request, answer.error().ToString());
     response.status = 400;
     response.set_content(answer.error().ToString() + "\n", kText);
     return;
   }
   response.set_content(answer->body, "application/json");
-  metrics_->Answered(endpoint, *answer, static_cast<double>(MonotonicNs() - start_ns) * 1e-9);
+  metrics_->Answered(call.endpoint, *answer, static_cast<double>(MonotonicNs() - start_ns) * 1e-9);
   if (!answer->allowed) {
     LogInfo("pod-denied", {{"path", request.path},
                            {"pod", answer->pod},

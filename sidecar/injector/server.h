@@ -1,6 +1,8 @@
 // The webhook's two listeners: HTTPS for the API server, plain HTTP for probes and Prometheus.
 //
 //   HTTPS  POST /mutate, /validate      AdmissionReview v1
+//               and, for pods of namespaces that say how they get their GPU memory,
+//               /mutate/dra, /validate/dra, /mutate/device-plugin, /validate/device-plugin
 //   HTTP   GET  /healthz                200 while the process serves; 503: HTTPS ended by itself
 //               /readyz                 200 when calls are welcome; 503 before and while draining
 //               /metrics                Prometheus' text format
@@ -74,8 +76,9 @@ class Server {
     int port = 8443;      // 0: any free port.
     int http_port = 8080;
   };
-  // All of these must outlive the server.
-  Server(Options options, const Admission* admission, Certificates* certificates, Metrics* metrics);
+  // All of these must outlive the server. `make`: as for Review; called from any thread.
+  Server(Options options, const Admission* admission, MakeTemplate make, Certificates* certificates,
+         Metrics* metrics);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -96,14 +99,15 @@ class Server {
   struct Listener;
   // Counts and logs a call that gets no answer.
   void Failed(Endpoint endpoint, const httplib::Request& request, const std::string& why);
-  void ReadAndHandle(Endpoint endpoint, const httplib::Request& request,
+  void ReadAndHandle(const Call& call, const httplib::Request& request,
                      const httplib::ContentReader& read, httplib::Response& response);
-  void Handle(Endpoint endpoint, const httplib::Request& request, std::string_view body,
+  void Handle(const Call& call, const httplib::Request& request, std::string_view body,
               httplib::Response& response);
   http::Server::Paths Probes();
 
   const Options options_;
   const Admission* const admission_;
+  const MakeTemplate make_;
   Certificates* const certificates_;
   Metrics* const metrics_;
   std::atomic<bool> draining_ = false;

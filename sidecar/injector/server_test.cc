@@ -330,7 +330,7 @@ TEST_F(ServerTest, ProbesFailWhenNobodyListens) {
   Certificates certificates(tls_.path());
   ASSERT_TRUE(certificates.Load());
   Metrics metrics;
-  Server server({.address = "127.0.0.1", .port = 0, .http_port = 0}, &admission, &certificates,
+  Server server({.address = "127.0.0.1", .port = 0, .http_port = 0}, &admission, {}, &certificates,
                 &metrics);
   ASSERT_TRUE(server.Start());
   httplib::Client probe("127.0.0.1", server.http_port());

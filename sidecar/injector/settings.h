@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "contract/annotations/annotations.h"
+
 namespace gpushm::injector {
 
 // What the nodes' labels gpushm.io/largest-free mean for where pods go.
@@ -37,7 +39,10 @@ struct Settings {
 
   uint64_t unit_bytes = uint64_t{1} << 30;  // Must match the plugin's.
   bool coexist = false;                     // Must match the plugin's.
-  bool mps = false;                         // Of pods that do not say gpushm.io/mps.
+  // How pods get their GPU memory if neither they nor their namespace say it.
+  config::Allocation allocation = config::Allocation::kDevicePlugin;
+  bool makes_claims = false;  // Whether it may write ResourceClaimTemplates.
+  bool mps = false;           // Of pods that do not say gpushm.io/mps.
   // The memory that the cluster's largest GPU can give to one pod, at least one unit; 0 for no
   // limit. A pod that requests more would stay Pending indefinitely.
   uint64_t max_pod_bytes = 0;

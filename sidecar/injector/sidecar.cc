@@ -5,6 +5,7 @@
 
 #include "contract/annotations/keys.h"
 #include "contract/annotations/sizing.h"
+#include "contract/protocol/link.h"
 #include "platform/yaml/quantity.h"
 
 namespace gpushm::injector {
@@ -55,6 +56,15 @@ bool PodHas(const PodView& pod, const char* resource) {
          Find(pod.json(), at / "limits" / resource) != nullptr;
 }
 
+Json GpuResources(const GpuRequest& request) {
+  Json resources = Json::object();
+  for (const auto& [resource, count] : request.resources) {
+    resources["requests"][resource] = resources["limits"][resource] = std::to_string(count);
+  }
+  if (!request.claims.empty()) resources["claims"] = request.claims;
+  return resources;
+}
+
 Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
   const config::SidecarResources& asked = plan.spec.sidecar;
   uint64_t limit = plan.loads > 0 ? settings.loader_cpu_limit_millis : settings.cpu_limit_millis;
@@ -64,10 +74,7 @@ Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
   if (IsGuaranteed(pod)) request = limit;
   const std::string memory = config::FormatBytes(asked.memory_bytes.value_or(
       settings.memory_bytes + plan.loads * settings.loader_memory_bytes));
-  Json resources;
-  for (const auto& [resource, count] : GpuRequests(plan)) {
-    resources["requests"][resource] = resources["limits"][resource] = std::to_string(count);
-  }
+  Json resources = GpuResources(RequestOf(plan, Asker::kBroker));
   if (asked.cpu_millis || !PodHas(pod, "cpu")) {
     resources["requests"]["cpu"] = Cpus(request);
     resources["limits"]["cpu"] = Cpus(limit);
@@ -132,13 +139,24 @@ Json Arguments(const Plan& plan) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, uint64_t>> GpuRequests(const Plan& plan) {
-  std::vector<std::pair<std::string, uint64_t>> requests = {{kMemoryResource, plan.units}};
-  if (plan.spec.gpus > 1) requests.emplace_back(kGpusResource, plan.spec.gpus);
-  if (plan.spec.exclusive) requests.emplace_back(kExclusiveResource, plan.spec.gpus);
-  if (plan.spec.nvlink) requests.emplace_back(kNvlinkResource, 1);
-  return requests;
+GpuRequest RequestOf(const Plan& plan, Asker asker) {
+  GpuRequest request;
+  if (plan.UsesClaim()) {
+    request.claims = ClaimEntries(plan, asker);
+    return request;
+  }
+  if (asker == Asker::kApplication) {
+    request.resources = {{kAttachResource, 1}};
+    return request;
+  }
+  request.resources = {{kMemoryResource, plan.units}};
+  if (plan.spec.gpus > 1) request.resources.emplace_back(kGpusResource, plan.spec.gpus);
+  if (plan.spec.exclusive) request.resources.emplace_back(kExclusiveResource, plan.spec.gpus);
+  if (plan.spec.nvlink) request.resources.emplace_back(kNvlinkResource, 1);
+  return request;
 }
+
+Json ClaimFolder() { return {{"name", kFolderVariable}, {"value", protocol::kClaimFolder}}; }
 
 Json DeviceOrder() { return {{"name", kDeviceOrderVariable}, {"value", kDeviceOrder}}; }
 
@@ -208,7 +226,7 @@ Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& sett
 // The limits leave room for the server: 64 MiB of the host on an H100.
 Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings) {
   const bool guaranteed = IsGuaranteed(pod);
-  Json resources = {{"limits", {{kAttachResource, "1"}}}, {"requests", {{kAttachResource, "1"}}}};
+  Json resources = GpuResources(RequestOf(plan, Asker::kApplication));
   if (!PodHas(pod, "cpu")) {
     resources["limits"]["cpu"] = Cpus(kMpsCpuMillis);
     resources["requests"]["cpu"] = Cpus(guaranteed ? kMpsCpuMillis : kMpsCpuRequestMillis);

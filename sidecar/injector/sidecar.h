@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "sidecar/injector/claim.h"
 #include "sidecar/injector/plan.h"
 
 namespace gpushm::injector {
@@ -18,14 +19,23 @@ inline constexpr char kGpusResource[] = "gpushm.io/gpus";
 // Asks for GPUs with NVLink between each two of them.
 inline constexpr char kNvlinkResource[] = "gpushm.io/nvlink";
 
-// What the sidecar requests of the device plugin: resources and their numbers. A sidecar of several
-// GPUs also requests one gpushm.io/attach for each, from which the plugin learns how many they are.
-std::vector<std::pair<std::string, uint64_t>> GpuRequests(const Plan& plan);
+// What a container says to get its part of the pod's GPUs.
+struct GpuRequest {
+  // Extended resources and their numbers. With several GPUs, the broker also requests one
+  // gpushm.io/gpus for each, from which the plugin learns how many they are.
+  std::vector<std::pair<std::string, uint64_t>> resources;
+  std::vector<Json> claims;  // Entries of resources.claims.
+};
+GpuRequest RequestOf(const Plan& plan, Asker asker);
 
 // The variable that makes CUDA number the GPUs of a pod that has several as gpushm does.
 inline constexpr char kDeviceOrderVariable[] = "CUDA_DEVICE_ORDER";
 inline constexpr char kDeviceOrder[] = "PCI_BUS_ID";
 Json DeviceOrder();
+
+// Of a container that uses what another pod of its claim declares: where it finds the socket.
+inline constexpr char kFolderVariable[] = "GPUSHM_DIR";
+Json ClaimFolder();
 
 // The annotations in the form in which the broker reads them from its environment.
 std::string BuffersVariable(const PodView& pod);

@@ -18,6 +18,7 @@ _PATHS = {
     "Deployment": "apis/apps/v1/deployments", "StatefulSet": "apis/apps/v1/statefulsets",
     "ResourceSlice": "apis/resource.k8s.io/v1/resourceslices",
     "ResourceClaim": "apis/resource.k8s.io/v1/resourceclaims",
+    "ResourceClaimTemplate": "apis/resource.k8s.io/v1/resourceclaimtemplates",
     "Job": "apis/batch/v1/jobs", "RuntimeClass": "apis/node.k8s.io/v1/runtimeclasses",
 }
 _GLOBAL = {"Node", "Namespace", "RuntimeClass", "ResourceSlice"}

@@ -31,8 +31,8 @@ import start_bench
 import try_it
 
 # In a sensible order: what fails first explains what fails later.
-MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_chart",
-           "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods", "test_monitoring"]
+MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_claims",
+           "test_chart", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods", "test_monitoring"]
 CASE_TIMEOUT_S = 240
 # XML 1.0 has no place for them, and a container's log may.
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -79,8 +79,10 @@ std::vector<Example> DocumentedExamples() {
 
 std::vector<Example> Manifests() {
   std::vector<Example> manifests;
-  for (const std::string& name : FilesOf("deploy/examples", ".yaml")) {
-    manifests.push_back({name, Read(Source() / name)});
+  for (const char* const folder : {"deploy/examples", "deploy/examples/dra"}) {
+    for (const std::string& name : FilesOf(folder, ".yaml")) {
+      manifests.push_back({name, Read(Source() / name)});
+    }
   }
   return manifests;
 }

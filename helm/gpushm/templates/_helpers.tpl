@@ -123,6 +123,30 @@ features-folder: {{ . }}
 {{- end }}
 {{- end }}
 
+{{/* How pods get their GPU memory if neither they nor their namespace say it. */}}
+{{- define "gpushm.allocation" -}}
+{{ default .Values.plugin.allocation .Values.injector.allocation }}
+{{- end }}
+
+{{/* Not empty if the injector makes ResourceClaimTemplates. */}}
+{{- define "gpushm.claims" -}}
+{{- if or .Values.injector.claims (eq (include "gpushm.allocation" .) "dra") (eq .Values.plugin.allocation "dra") -}}
+true
+{{- end }}
+{{- end }}
+
+{{/* (dict "root" $ "allocation" "dra") -> selects the namespaces whose pods are injected: those that
+say this allocation in their label, or none if it is empty. */}}
+{{- define "gpushm.namespacesThatSay" -}}
+{{- $selector := include "gpushm.namespaceSelector" .root | fromYaml }}
+{{- $label := dict "key" "gpushm.io/allocation" "operator" "In" "values" (list .allocation) }}
+{{- if not .allocation }}
+{{- $label = dict "key" "gpushm.io/allocation" "operator" "NotIn" "values" (list "device-plugin" "dra") }}
+{{- end }}
+{{- $_ := set $selector "matchExpressions" (append $selector.matchExpressions $label) }}
+{{- toYaml $selector }}
+{{- end }}
+
 {{/* Selects the namespaces whose pods are injected. */}}
 {{- define "gpushm.namespaceSelector" -}}
 matchExpressions:

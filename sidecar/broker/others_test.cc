@@ -1,0 +1,166 @@
+// Pods that share the claim of the broker's pod: the plugin gives the broker the socket that they
+// connect to. The real broker, and a hand-made plugin.
+#include <gmock/gmock-matchers.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <optional>
+
+#include "contract/protocol/link.h"
+#include "sidecar/broker/testing/broker_process.h"
+#include "sidecar/broker/testing/fake_plugin.h"
+#include "sidecar/broker/testing/raw_client.h"
+
+namespace gpushm::broker::testing {
+namespace {
+
+using protocol::LinkKind;
+using ::testing::HasSubstr;
+
+constexpr char kBuffers[] =
+    "buffers.gpushm.io/shared: 2Mi\n"
+    "buffers.gpushm.io/listed: {size: 2Mi, containers: [app]}\n"
+    "gpushm.io/pool-extra: 8Mi\n";
+
+std::array<uint8_t, 16> SomeGpu() {
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  return RawClient(broker.Socket("app")).Hello()->gpu_uuid;
+}
+
+class OthersTest : public ::testing::Test {
+ protected:
+  // Talks as a plugin of a claim; each connection gets a new socket at the same path, as from a
+  // plugin that was restarted.
+  void Start(bool may_write) {
+    plugin_.emplace(link_.path(), [this, may_write, gpu = SomeGpu()](int socket, int) {
+      protocol::LinkWelcome welcome = Plugin::Welcome(gpu);
+      welcome.version = protocol::kLinkOthersVersion;
+      Plugin::Say(socket, LinkKind::kWelcome, welcome);
+      const UniqueFd listener = *protocol::Listen(others_, 0666);
+      const int fd = listener.get();
+      Plugin::Say(socket, LinkKind::kOthers,
+                  protocol::LinkOthers{.may_write = may_write ? 1U : 0U, .reserved = 0}, {&fd, 1});
+      if (connections_++ == 0) Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+      protocol::Message message;
+      while (!hang_up_) {
+        const auto got = protocol::Receive(socket, &message, Deadline::AfterMs(20));
+        if (!got && got.error().code() != Code::kTimeout) break;
+      }
+      hang_up_ = false;
+    });
+    BrokerSettings settings;
+    settings.arguments = {"--link", link_.path(), "--container", "app"};
+    settings.buffers = kBuffers;
+    broker_.emplace(folder_.path(), settings);
+    ASSERT_TRUE(broker_->ready()) << broker_->log();
+  }
+
+  ~OthersTest() override {
+    broker_.reset();
+    hang_up_ = true;
+  }
+
+  TempFolder link_;
+  TempFolder folder_;
+  TempFolder claim_;
+  const std::string others_ = claim_.path() + "/" + protocol::kSocketName;
+  std::atomic<int> connections_ = 0;
+  std::atomic<bool> hang_up_ = false;
+  std::optional<Plugin> plugin_;
+  std::optional<BrokerProcess> broker_;
+};
+
+std::optional<Code> CodeOf(const auto& result) {
+  return result ? std::nullopt : std::optional(result.error().code());
+}
+
+TEST_F(OthersTest, TheyReadAndDoNotWrite) {
+  Start(/*may_write=*/false);
+  RawClient other(others_);
+  const auto hello = other.Hello();
+  ASSERT_TRUE(hello) << hello.error().ToString();
+  EXPECT_EQ(protocol::FromNameField(hello->container), protocol::kOtherPods);
+  EXPECT_TRUE(other.Attach("shared"));
+  const auto write = other.Attach("shared", 2);
+  EXPECT_EQ(CodeOf(write), Code::kDenied);
+  EXPECT_THAT(write.error().ToString(), HasSubstr("gpushm.io/others: write"));
+  EXPECT_EQ(CodeOf(other.Create("mine", 2 << 20)), Code::kDenied);
+  EXPECT_EQ(CodeOf(other.Delete("shared")), Code::kDenied);
+  EXPECT_EQ(CodeOf(other.Attach("listed")), Code::kDenied)
+      << "the list names containers of the pod";
+  EXPECT_TRUE(other.Info());
+  RawClient own(broker_->Socket("app"));
+  ASSERT_TRUE(own.Hello());
+  EXPECT_TRUE(own.Attach("shared", 2)) << "the owner's own containers are as before";
+}
+
+TEST_F(OthersTest, TheyWriteIfTheClaimSaysSo) {
+  Start(/*may_write=*/true);
+  RawClient other(others_);
+  ASSERT_TRUE(other.Hello());
+  EXPECT_TRUE(other.Attach("shared", 2));
+  EXPECT_TRUE(other.Create("mine", 2 << 20));
+  EXPECT_EQ(CodeOf(other.Attach("listed", 2)), Code::kDenied);
+}
+
+// Goal: a plugin that is replaced costs the other pods nothing. Method: the link breaks, and the
+// next one brings another socket.
+TEST_F(OthersTest, AnotherSocketTakesTheFormerOnesPlace) {
+  Start(/*may_write=*/false);
+  RawClient before(others_);
+  ASSERT_TRUE(before.Hello());
+  const auto lease = before.Attach("shared");
+  ASSERT_TRUE(lease);
+  hang_up_ = true;
+  ASSERT_TRUE(Eventually([&] { return connections_ == 2; }));
+  ASSERT_TRUE(Eventually([&] {
+    RawClient after(others_);
+    return after.connected() && after.Hello().has_value();
+  })) << broker_->log();
+  EXPECT_TRUE(before.Detach(lease->lease_id)) << "its connection stays";
+}
+
+// Without the message, or from an older plugin, a broker serves its own pod alone.
+TEST(WithoutOthers, TheBrokerServesItsOwnPod) {
+  const TempFolder link;
+  const TempFolder folder;
+  const Plugin plugin(link.path(), [gpu = SomeGpu()](int socket, int) {
+    Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
+    Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+    protocol::Message message;
+    while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
+    }
+  });
+  BrokerSettings settings;
+  settings.arguments = {"--link", link.path(), "--container", "app"};
+  settings.buffers = kBuffers;
+  const BrokerProcess broker(folder.path(), settings);
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  EXPECT_THAT(broker.log(), ::testing::Not(HasSubstr("others-served")));
+}
+
+// Goal: the socket must come with its message.
+TEST(WithoutOthers, AMessageWithoutTheSocketIsAnError) {
+  const TempFolder link;
+  const TempFolder folder;
+  const Plugin plugin(link.path(), [gpu = SomeGpu()](int socket, int) {
+    protocol::LinkWelcome welcome = Plugin::Welcome(gpu);
+    welcome.version = protocol::kLinkOthersVersion;
+    Plugin::Say(socket, LinkKind::kWelcome, welcome);
+    Plugin::Say(socket, LinkKind::kOthers, protocol::LinkOthers{});
+    protocol::Message message;
+    while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
+    }
+  });
+  BrokerSettings settings;
+  settings.arguments = {"--link", link.path(), "--container", "app", "--start-timeout-ms", "2000"};
+  settings.buffers = kBuffers;
+  BrokerProcess broker(folder.path(), settings);
+  EXPECT_EQ(broker.WaitForEnd(), 1);
+  EXPECT_THAT(broker.log(), HasSubstr("socket for other pods"));
+}
+
+}  // namespace
+}  // namespace gpushm::broker::testing

@@ -1,0 +1,362 @@
+// Pods that get their GPU memory by a ResourceClaim.
+#include <gmock/gmock-matchers.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "contract/claims.h"
+#include "sidecar/injector/inject.h"
+#include "sidecar/injector/review.h"
+#include "sidecar/injector/testing/pods.h"
+
+namespace gpushm::injector {
+namespace {
+
+using testing::ContainerOf;
+using ::testing::HasSubstr;
+using testing::Injected;
+using ::testing::Not;
+using testing::PodWith;
+using testing::ReviewOf;
+using testing::TestAdmission;
+using testing::TestSettings;
+
+const Json kWantsDra = {{"gpushm.io/allocation", "dra"}, {"buffers.gpushm.io/weights", "8Gi"}};
+
+Settings WithClaims() {
+  Settings settings = TestSettings();
+  settings.makes_claims = true;
+  return settings;
+}
+
+Json PodOf(Json more = Json::object()) {
+  Json annotations = kWantsDra;
+  annotations.update(more);
+  return PodWith({"decoder", "model"}, annotations);
+}
+
+// The template that the pod needs.
+ClaimTemplate TemplateOf(const Json& pod, const Settings& settings = WithClaims()) {
+  const Verdict verdict = TestAdmission(settings).Mutate(pod);
+  EXPECT_TRUE(verdict.needs) << verdict.message;
+  return verdict.needs.value_or(ClaimTemplate());
+}
+
+Json Entry(const std::string& request) { return {{"name", "gpushm"}, {"request", request}}; }
+
+TEST(PodWithClaim, HasItsClaimAndNoExtendedResource) {
+  const Admission admission = TestAdmission(WithClaims());
+  const Json pod = Injected(admission, PodOf());
+  const ClaimTemplate wanted = TemplateOf(PodOf());
+  EXPECT_EQ(pod["spec"]["resourceClaims"],
+            Json::array({{{"name", "gpushm"}, {"resourceClaimTemplateName", wanted.name}}}));
+  EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["claims"], Json::array({Entry("broker")}));
+  for (const char* const name : {"decoder", "model"}) {
+    EXPECT_EQ(ContainerOf(pod, name)["resources"], (Json{{"claims", {Entry("app")}}}));
+  }
+  EXPECT_THAT(pod["spec"].dump(), Not(HasSubstr("gpushm.io/memory")));
+  EXPECT_THAT(pod["spec"].dump(), Not(HasSubstr("gpushm.io/attach")));
+  const Json status =
+      Json::parse(pod["metadata"]["annotations"]["gpushm.io/status"].get<std::string>());
+  EXPECT_EQ(status["allocation"], "dra");
+  EXPECT_FALSE(status.contains("units"));
+  EXPECT_EQ(admission.Mutate(pod).outcome, "unchanged");
+  EXPECT_TRUE(admission.Validate(pod).allowed) << admission.Validate(pod).message;
+}
+
+// The plugin takes the pool's size from the claim, so it is what the pod needs, in bytes.
+TEST(PodWithClaim, TheTemplateAsksForTheBytesOfThePod) {
+  const ClaimTemplate wanted = TemplateOf(PodOf({{"private.gpushm.io/model", "1.5Gi"}}));
+  EXPECT_THAT(wanted.name, ::testing::MatchesRegex("gpushm-10752mi-[0-9a-f]{16}"));
+  const Json expected = Json::parse(R"({"spec": {"devices": {
+    "requests": [
+      {"name": "broker", "exactly": {"deviceClassName": "memory.gpushm.io",
+       "capacity": {"requests": {"memory": "10752Mi"}}}},
+      {"name": "app", "exactly": {"deviceClassName": "memory.gpushm.io",
+       "capacity": {"requests": {"attach": "2"}}}}],
+    "constraints": [{"requests": ["broker", "app"], "matchAttribute": "gpushm.io/uuid"}]}}})");
+  EXPECT_EQ(wanted.spec, expected);
+  const Json object = wanted.Object();
+  EXPECT_EQ(object["kind"], "ResourceClaimTemplate");
+  EXPECT_EQ(object["metadata"]["name"], wanted.name);
+  EXPECT_EQ(object["metadata"]["labels"], (Json{{"gpushm.io/made-by", "injector"}}));
+}
+
+TEST(PodWithClaim, EqualPodsShareATemplateAndOthersDoNot) {
+  const std::string name = TemplateOf(PodOf()).name;
+  EXPECT_EQ(TemplateOf(PodOf({{"sidecar.gpushm.io/cpu", "1"}})).name, name);
+  for (const Json& more : {Json{{"buffers.gpushm.io/more", "2Mi"}}, Json{{"gpushm.io/gpus", "2"}},
+                           Json{{"gpushm.io/exclusive", "true"}},
+                           Json{{"gpushm.io/mps", "true"}, {"gpushm.io/mps-uid", "1000"}}}) {
+    EXPECT_NE(TemplateOf(PodOf(more)).name, name) << more;
+  }
+}
+
+TEST(PodWithClaim, OneWithoutBuffersStillHasItsGpu) {
+  const ClaimTemplate wanted = TemplateOf(PodWith({"a"}, {{"gpushm.io/allocation", "dra"},
+                                                          {"signals.gpushm.io/s", ""},
+                                                          {"private.gpushm.io/a", "0"}}));
+  EXPECT_EQ(wanted.spec["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"],
+            (Json{{"memory", "2Mi"}}));
+}
+
+TEST(PodWithClaim, SeveralGpusAreDifferentOnesAndMayNeedNvlink) {
+  const Json pod = PodOf({{"gpushm.io/gpus", "2"}, {"gpushm.io/topology", "nvlink"}});
+  const Json devices = TemplateOf(pod).spec["spec"]["devices"];
+  ASSERT_EQ(devices["requests"].size(), 4U);
+  EXPECT_EQ(devices["requests"][3]["name"], "app-1");
+  EXPECT_EQ(devices["requests"][2]["exactly"]["capacity"]["requests"]["memory"], "10Gi");
+  EXPECT_EQ(devices["constraints"], Json::parse(R"([
+    {"requests": ["broker-0", "app-0"], "matchAttribute": "gpushm.io/uuid"},
+    {"requests": ["broker-1", "app-1"], "matchAttribute": "gpushm.io/uuid"},
+    {"requests": ["broker-0", "broker-1"], "distinctAttribute": "gpushm.io/uuid"},
+    {"requests": ["broker-0", "broker-1"], "matchAttribute": "gpushm.io/nvlinkDomain"}])"));
+  const Json injected = Injected(TestAdmission(WithClaims()), pod);
+  EXPECT_EQ(ContainerOf(injected, "gpushm")["resources"]["claims"],
+            Json::array({Entry("broker-0"), Entry("broker-1")}));
+  EXPECT_EQ(ContainerOf(injected, "model")["resources"]["claims"],
+            Json::array({Entry("app-0"), Entry("app-1")}));
+}
+
+TEST(PodWithClaim, AnExclusivePodTakesAllSharesOfItsGpu) {
+  const Json requests =
+      TemplateOf(PodOf({{"gpushm.io/exclusive", "true"}})).spec["spec"]["devices"]["requests"];
+  const Json& broker = requests[0]["exactly"]["capacity"]["requests"];
+  EXPECT_EQ(broker["share"], std::to_string(claims::kShares - 1)) << "app takes the last one";
+}
+
+TEST(PodWithClaim, TheMpsDaemonAttachesToo) {
+  const Json pod = PodOf({{"gpushm.io/mps", "true"}, {"gpushm.io/mps-uid", "1000"}});
+  const Json injected = Injected(TestAdmission(WithClaims()), pod);
+  EXPECT_EQ(ContainerOf(injected, "gpushm-mps")["resources"]["claims"],
+            Json::array({Entry("app")}));
+  const Json requests = TemplateOf(pod).spec["spec"]["devices"]["requests"];
+  EXPECT_EQ(requests[1]["exactly"]["capacity"]["requests"], (Json{{"attach", "3"}}));
+}
+
+// The scheduler knows what is free on each GPU, so labels of nodes say nothing more.
+TEST(PodWithClaim, HasNoNodeAffinity) {
+  Settings settings = WithClaims();
+  settings.largest_free = LargestFree::kRequire;
+  settings.gpu_count_label = "nvidia.com/gpu.count";
+  const Json pod = Injected(TestAdmission(settings), PodOf({{"gpushm.io/gpus", "2"}}));
+  EXPECT_FALSE(pod["spec"].contains("affinity"));
+}
+
+TEST(WhichFrontEnd, ThePodDecidesThenTheNamespaceThenTheOperator) {
+  using config::Allocation;
+  const auto uses_claim = [](const Settings& settings, const Json& pod,
+                             std::optional<Allocation> of_namespace) {
+    const Verdict verdict = TestAdmission(settings).Mutate(pod, of_namespace);
+    EXPECT_TRUE(verdict.allowed) << verdict.message;
+    return verdict.needs.has_value();
+  };
+  const Json says_nothing = PodWith({"a"}, {{"buffers.gpushm.io/weights", "8Gi"}});
+  Json says_plugin = says_nothing;
+  says_plugin["metadata"]["annotations"]["gpushm.io/allocation"] = "device-plugin";
+  Settings settings = WithClaims();
+  EXPECT_FALSE(uses_claim(settings, says_nothing, std::nullopt));
+  EXPECT_TRUE(uses_claim(settings, says_nothing, Allocation::kDra));
+  EXPECT_TRUE(uses_claim(settings, PodOf(), Allocation::kDevicePlugin));
+  settings.allocation = Allocation::kDra;
+  EXPECT_TRUE(uses_claim(settings, says_nothing, std::nullopt));
+  EXPECT_FALSE(uses_claim(settings, says_nothing, Allocation::kDevicePlugin));
+  EXPECT_FALSE(uses_claim(settings, says_plugin, Allocation::kDra));
+}
+
+TEST(WhichFrontEnd, AnInstallationWithoutClaimsRefusesThem) {
+  const Verdict verdict = TestAdmission().Mutate(PodOf());
+  EXPECT_FALSE(verdict.allowed);
+  EXPECT_THAT(verdict.message, HasSubstr("gpushm.io/allocation"));
+  EXPECT_THAT(verdict.message, HasSubstr("injector.claims: true"));
+}
+
+// Goal: a copy of an injected pod gets what its new place needs, and what cannot be taken away is
+// refused with the reason.
+TEST(WhichFrontEnd, ACopiedPodThatChangesItIsRefusedUntilItIsClean) {
+  const Admission admission = TestAdmission(WithClaims());
+  Json of_plugin = Injected(admission, PodWith({"a"}, {{"buffers.gpushm.io/weights", "8Gi"}}));
+  of_plugin["metadata"]["annotations"]["gpushm.io/allocation"] = "dra";
+  const Verdict to_dra = admission.Mutate(of_plugin);
+  EXPECT_FALSE(to_dra.allowed);
+  EXPECT_THAT(to_dra.message, HasSubstr("resources.limits.gpushm.io/attach"));
+  of_plugin["spec"]["containers"][0]["resources"] = Json::object();
+  const Json moved = Injected(admission, of_plugin);
+  EXPECT_EQ(ContainerOf(moved, "gpushm")["resources"]["claims"], Json::array({Entry("broker")}));
+  EXPECT_THAT(moved.dump(), Not(HasSubstr("gpushm.io/memory\"")));
+  EXPECT_TRUE(admission.Validate(moved).allowed) << admission.Validate(moved).message;
+
+  Json of_dra = moved;
+  of_dra["metadata"]["annotations"]["gpushm.io/allocation"] = "device-plugin";
+  const Verdict to_plugin = admission.Mutate(of_dra);
+  EXPECT_FALSE(to_plugin.allowed);
+  EXPECT_THAT(to_plugin.message, HasSubstr("spec.resourceClaims[0]"));
+}
+
+TEST(WhichFrontEnd, ACopyWithOtherBuffersGetsAnotherTemplate) {
+  const Admission admission = TestAdmission(WithClaims());
+  Json copy = Injected(admission, PodOf());
+  copy["metadata"]["annotations"]["buffers.gpushm.io/weights"] = "9Gi";
+  const Json again = Injected(admission, copy);
+  ASSERT_EQ(again["spec"]["resourceClaims"].size(), 1U);
+  EXPECT_EQ(again["spec"]["resourceClaims"][0]["resourceClaimTemplateName"], TemplateOf(copy).name);
+  EXPECT_TRUE(admission.Validate(again).allowed) << admission.Validate(again).message;
+}
+
+// With the name of the claim alone a container would get the broker's part as well.
+TEST(ForeignClaims, OnlyGpushmGivesTheClaimToContainers) {
+  const Admission admission = TestAdmission(WithClaims());
+  Json pod = PodOf();
+  pod["spec"]["resourceClaims"] = {{{"name", "gpushm"}, {"resourceClaimName", "mine"}}};
+  EXPECT_THAT(admission.Mutate(pod).message, HasSubstr("reserved for the claim"));
+  for (const Json& entry : {Json{{"name", "gpushm"}}, Entry("broker"), Entry("app")}) {
+    Json other = PodOf();
+    other["spec"]["containers"][0]["resources"]["claims"] = {entry};
+    EXPECT_THAT(admission.Mutate(other).message, HasSubstr("resources.claims"));
+  }
+  Json later = Injected(admission, PodOf());
+  later["spec"]["containers"][0]["resources"]["claims"].push_back(Entry("broker"));
+  EXPECT_FALSE(admission.Validate(later).allowed);
+  Json own = PodOf();
+  own["spec"]["resourceClaims"] = {{{"name", "nic"}, {"resourceClaimName", "mine"}}};
+  own["spec"]["containers"][0]["resources"]["claims"] = {{{"name", "nic"}}};
+  const Json injected = Injected(admission, own);
+  EXPECT_EQ(injected["spec"]["resourceClaims"].size(), 2U);
+  EXPECT_EQ(ContainerOf(injected, "decoder")["resources"]["claims"],
+            Json::array({{{"name", "nic"}}, Entry("app")}));
+}
+
+TEST(ForeignClaims, WhatOthersRemoveComesBackOrIsRefused) {
+  const Admission admission = TestAdmission(WithClaims());
+  const Json good = Injected(admission, PodOf());
+  Json without_claim = good;
+  without_claim["spec"].erase("resourceClaims");
+  EXPECT_THAT(admission.Validate(without_claim).message, HasSubstr("resourceClaims"));
+  EXPECT_EQ(Injected(admission, without_claim), good);
+  for (const size_t place : {size_t{0}, size_t{1}}) {
+    const char* const list = place == 0 ? "initContainers" : "containers";
+    Json without_entry = good;
+    without_entry["spec"][list][0]["resources"].erase("claims");
+    EXPECT_THAT(admission.Validate(without_entry).message, HasSubstr("resources.claims"));
+    EXPECT_EQ(Injected(admission, without_entry), good);
+  }
+}
+
+// A pod that names a claim which several pods share.
+Json Sharing(Json more = Json::object()) {
+  Json annotations = {{"gpushm.io/claim", "weights"}};
+  annotations.update(more);
+  return PodWith({"server", "metrics"}, annotations);
+}
+
+TEST(SharedClaim, AUserHasTheClaimTheSocketsPlaceAndNoSidecar) {
+  for (const Settings& settings : {TestSettings(), WithClaims()}) {
+    const Admission admission = TestAdmission(settings);
+    const Verdict verdict = admission.Mutate(Sharing());
+    ASSERT_TRUE(verdict.allowed) << verdict.message;
+    EXPECT_FALSE(verdict.needs) << "the user wrote the claim";
+    const Json pod = Sharing().patch(verdict.patch);
+    EXPECT_EQ(pod["spec"]["resourceClaims"],
+              Json::array({{{"name", "gpushm"}, {"resourceClaimName", "weights"}}}));
+    EXPECT_FALSE(pod["spec"].contains("initContainers"));
+    EXPECT_FALSE(pod["spec"].contains("volumes"));
+    for (const char* const name : {"server", "metrics"}) {
+      const Json container = ContainerOf(pod, name);
+      EXPECT_EQ(container["resources"], (Json{{"claims", {Entry("app")}}}));
+      EXPECT_EQ(container["env"],
+                Json::array({{{"name", "GPUSHM_DIR"}, {"value", "/run/gpushm-claim"}}}));
+    }
+    EXPECT_EQ(admission.Mutate(pod).outcome, "unchanged");
+    EXPECT_TRUE(admission.Validate(pod).allowed) << admission.Validate(pod).message;
+    Json changed = pod;
+    changed["spec"]["containers"][1]["resources"].erase("claims");
+    EXPECT_FALSE(admission.Validate(changed).allowed);
+    changed = pod;
+    changed["metadata"]["annotations"]["gpushm.io/claim"] = "other";
+    EXPECT_FALSE(admission.Validate(changed).allowed);
+  }
+}
+
+TEST(SharedClaim, AnOwnerIsAPodWithBuffersInThatClaim) {
+  const Admission admission = TestAdmission();
+  const Json pod = Injected(
+      admission, Sharing({{"gpushm.io/role", "owner"}, {"buffers.gpushm.io/model", "8Gi"}}));
+  EXPECT_EQ(pod["spec"]["resourceClaims"][0]["resourceClaimName"], "weights");
+  EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["claims"], Json::array({Entry("broker")}));
+  EXPECT_EQ(ContainerOf(pod, "server")["resources"]["claims"], Json::array({Entry("app")}));
+  EXPECT_FALSE(ContainerOf(pod, "server").contains("env")) << "it has its own socket";
+  EXPECT_TRUE(admission.Validate(pod).allowed) << admission.Validate(pod).message;
+}
+
+TEST(SharedClaim, UsersOfSeveralGpusGetAllOfThem) {
+  const Json pod = Injected(TestAdmission(), Sharing({{"gpushm.io/gpus", "2"}}));
+  EXPECT_EQ(ContainerOf(pod, "server")["resources"]["claims"],
+            Json::array({Entry("app-0"), Entry("app-1")}));
+  EXPECT_THAT(ContainerOf(pod, "server")["env"].dump(), HasSubstr("PCI_BUS_ID"));
+}
+
+TEST(SharedClaim, AContainerThatLooksElsewhereStaysSo) {
+  Json pod = Sharing();
+  const Json own = {{"name", "GPUSHM_DIR"}, {"value", "/elsewhere"}};
+  pod["spec"]["containers"][0]["env"] = {own};
+  EXPECT_EQ(ContainerOf(Injected(TestAdmission(), pod), "server")["env"], Json::array({own}));
+}
+
+TEST(Templates, AreMadeBeforeTheAnswerAndNotInADryRun) {
+  const Admission admission = TestAdmission(WithClaims());
+  Json review = ReviewOf(PodOf());
+  review["request"]["namespace"] = "team-a";
+  std::vector<std::string> made;
+  const auto make = [&](const std::string& name_space, const ClaimTemplate& wanted) {
+    made.push_back(name_space + "/" + wanted.name);
+    return Result<void>();
+  };
+  const std::string expected = "team-a/" + TemplateOf(PodOf()).name;
+  const Result<Answer> answer = Review(admission, {Endpoint::kMutate}, review.dump(), make);
+  ASSERT_TRUE(answer);
+  EXPECT_TRUE(answer->allowed);
+  EXPECT_THAT(made, ::testing::ElementsAre(expected));
+  ASSERT_TRUE(Review(admission, {Endpoint::kValidate}, review.dump(), make));
+  review["request"]["dryRun"] = true;
+  const Result<Answer> dry = Review(admission, {Endpoint::kMutate}, review.dump(), make);
+  ASSERT_TRUE(dry);
+  EXPECT_TRUE(dry->allowed);
+  EXPECT_EQ(dry->body, answer->body);
+  EXPECT_EQ(made.size(), 1U);
+}
+
+TEST(Templates, APodWhoseTemplateCannotBeMadeIsDenied) {
+  const Admission admission = TestAdmission(WithClaims());
+  Json review = ReviewOf(PodOf());
+  const auto fails = [](const std::string&, const ClaimTemplate&) -> Result<void> {
+    return Fail(Code::kDenied, "403: forbidden", "give the right");
+  };
+  for (const char* const name_space : {"team-a", "", "../b"}) {
+    review["request"]["namespace"] = name_space;
+    const Result<Answer> answer = Review(admission, {Endpoint::kMutate}, review.dump(), fails);
+    ASSERT_TRUE(answer);
+    EXPECT_FALSE(answer->allowed);
+    EXPECT_EQ(answer->outcome, "template");
+    EXPECT_THAT(answer->reason, HasSubstr(*name_space == 't' ? "403: forbidden" : "no namespace"));
+  }
+}
+
+TEST(Templates, AManifestIsPrintedWithItsTemplate) {
+  std::vector<std::string> warnings;
+  Json deployment = {{"apiVersion", "apps/v1"},
+                     {"kind", "Deployment"},
+                     {"metadata", {{"name", "servers"}, {"namespace", "team-a"}}},
+                     {"spec", {{"template", PodOf()}}}};
+  const auto printed = Inject(WithClaims(), deployment.dump(), &warnings);
+  ASSERT_TRUE(printed) << printed.error().ToString();
+  const Json list = Json::parse(*printed);
+  ASSERT_EQ(list["items"].size(), 2U);
+  EXPECT_EQ(list["items"][0]["kind"], "ResourceClaimTemplate");
+  EXPECT_EQ(list["items"][0]["metadata"]["namespace"], "team-a");
+  EXPECT_EQ(list["items"][1]["spec"]["template"]["spec"]["resourceClaims"][0]
+                ["resourceClaimTemplateName"],
+            list["items"][0]["metadata"]["name"]);
+}
+
+}  // namespace
+}  // namespace gpushm::injector

@@ -1,0 +1,69 @@
+"""The plugin with `allocation: dra` in the cluster."""
+
+import json
+import subprocess
+
+from case import is_ready
+from chart import SOURCE
+from plugin import NAMESPACE, Plugin, documents, with_lines
+import settings
+
+DRIVER = "gpushm.io"
+CLASS = "memory.gpushm.io"
+TIMEOUT_S = 60
+
+
+class DraPlugin(Plugin):
+    """The chart's plugin with the other front end, and without the injector."""
+
+    def deploy(self, config="", image=None):
+        repository, _, tag = settings.image("plugin").rpartition(":")
+        values = {"plugin.allocation": "dra", "injector.enabled": "false",
+                  "plugin.image.repository": repository, "plugin.image.tag": tag,
+                  # Services have no addresses here, because there is no kube-proxy.
+                  "plugin.config.dra.api-server": settings.API_SERVER}
+        rendered = subprocess.run(
+            ["helm", "template", "gpushm", str(SOURCE), "--namespace", NAMESPACE,
+             "--kube-version", "1.36.0", "--skip-tests",
+             *(word for key, value in values.items() for word in ("--set", f"{key}={value}"))],
+            env=self._cluster.environment(), check=True, capture_output=True, text=True).stdout
+        text = self._cluster.kubectl("create", "--dry-run=client", "-o", "json", "-f", "-",
+                                     input=rendered)
+        things = [thing for document in documents(text) for thing in document]
+        for thing in things:
+            if thing["kind"] == "ConfigMap":
+                self._config = with_lines(thing["data"]["plugin.yaml"],
+                                          f"driver-root: {self._cluster.driver}\n")
+                thing["data"]["plugin.yaml"] = with_lines(self._config, config)
+            if thing["kind"] == "DaemonSet":
+                self._simulate(thing["spec"]["template"]["spec"])
+        self._api.ensure_namespace(NAMESPACE, {"pod-security.kubernetes.io/enforce": "privileged"})
+        self._cluster.kubectl("label", "--overwrite", "node", settings.NODE_NAME,
+                              "gpushm.io/gpu=true")
+        self._things = json.dumps({"apiVersion": "v1", "kind": "List", "items": things})
+        self._cluster.kubectl("apply", "-f", "-", input=self._things)
+        self.wait_serving()
+
+    def slices(self):
+        return [s for s in self._api.list("ResourceSlice") if s["spec"]["driver"] == DRIVER]
+
+    def wait_serving(self, *_):
+        self._api.wait("ResourceSlice", None, lambda _: self.slices(), TIMEOUT_S, lambda _: (
+            f"no slices: {self._state(self._api.list('Pod', NAMESPACE))}"))
+        self._api.wait("Pod", NAMESPACE, lambda pods: any(map(is_ready, pods.values())), TIMEOUT_S,
+                       lambda pods: f"the plugin is not ready: {self._state(pods.values())}")
+
+    def kill(self):
+        """Kills it; returns when another one is ready."""
+        before = self.pod()["status"]["containerStatuses"][0]["restartCount"]
+        self.process().end(0)
+        self._api.wait(
+            "Pod", NAMESPACE, lambda pods: any(
+                is_ready(p) and p["status"]["containerStatuses"][0]["restartCount"] > before
+                for p in pods.values()), TIMEOUT_S,
+            lambda pods: f"the plugin does not come back: {self._state(pods.values())}")
+
+    def remove(self):
+        self._cluster.kubectl("delete", "--ignore-not-found", "-f", "-", input=self._things)
+        self._cluster.kubectl("delete", "--ignore-not-found", "namespace", NAMESPACE,
+                              "--timeout=60s")
