@@ -223,8 +223,9 @@ Result<void> Daemon::LockState() {
     if (!locked) return std::unexpected(locked.error());
     locks_.serving = std::move(*locked);
   }
-  if (options_.config.kubelet == KubeletMode::kNone || locks_.standby) return {};
+  // Also when taking over: a pod may have come while this plugin stood by.
   if (auto free = CheckNoClaims(options_.config); !free) return free;
+  if (options_.config.kubelet == KubeletMode::kNone || locks_.standby) return {};
   // A plugin with another state folder: check before changing anything that both would share. It
   // may also have the other front end.
   if (auto alone = dra::FrontEnd::CheckAlone(options_.config.plugins_registry_folder); !alone) {
@@ -297,6 +298,7 @@ Result<void> Daemon::OpenFiles() {
   };
   Result<std::unique_ptr<Keeper>> keeper =
       Keeper::Start({.links_folder = config.state_folder + "/links",
+                     .others_folder = config.state_folder + "/others",
                      .on_link = on_link,
                      .on_ready = [this](double seconds) { counters_.BrokerReady(seconds); },
                      .on_foreign = [this](ForeignStep step) { counters_.Foreign(step); },

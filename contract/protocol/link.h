@@ -95,8 +95,6 @@ inline constexpr uint16_t kLinkUntilUnusedVersion = 4;
 
 // The socket's name in its folder, and the path at which the sidecar mounts that folder.
 inline constexpr char kLinkSocketName[] = "plugin.sock";
-// Inside the plugin's folder of the link: the folder with the socket for other pods.
-inline constexpr char kOthersFolder[] = "others";
 inline constexpr char kDefaultLinkFolder[] = "/run/gpushm-link";
 
 enum class LinkKind : uint16_t {

@@ -71,7 +71,8 @@ Result<HostFiles> HostFiles::Open(std::string on_host, std::string seen, Files& 
   for (const auto& [folder, mode] : {std::pair{"", kOpenFolder},
                                      {"/lib", kOpenFolder},
                                      {"/bin", kOpenFolder},
-                                     {"/links", kClosedFolder}}) {
+                                     {"/links", kClosedFolder},
+                                     {"/others", kClosedFolder}}) {
     if (auto made = host.MakeFolder(host.seen_ + folder, mode); !made) {
       return std::unexpected(made.error());
     }
@@ -174,45 +175,41 @@ std::string HostFiles::LinkFolder(std::string_view name) const {
 }
 
 Result<std::string> HostFiles::MakeLinkFolder(std::string_view name) {
+  return MakeFolderIn("links", name);
+}
+
+Result<std::string> HostFiles::MakeFolderIn(std::string_view parent, std::string_view name) {
   if (auto valid = CheckName(name); !valid) return std::unexpected(valid.error());
-  std::string path = Concat(seen_, "/links/", name);
+  std::string path = Concat(seen_, "/", parent, "/", name);
   if (auto made = MakeFolder(path, kOpenFolder); !made) return std::unexpected(made.error());
   LabelForContainers(path);
   return path;
 }
 
 std::string HostFiles::OthersFolder(std::string_view name) const {
-  return Concat(LinkFolder(name), "/", protocol::kOthersFolder);
+  return Concat(on_host_, "/others/", name);
 }
 
 Result<std::string> HostFiles::MakeOthersFolder(std::string_view name) {
-  Result<std::string> folder = MakeLinkFolder(name);
-  if (!folder) return folder;
-  std::string path = Concat(*folder, "/", protocol::kOthersFolder);
-  if (auto made = MakeFolder(path, kOpenFolder); !made) return std::unexpected(made.error());
-  LabelForContainers(path);
-  return path;
+  return MakeFolderIn("others", name);
 }
 
 Result<void> HostFiles::RemoveLinkFolder(std::string_view name) {
   if (auto valid = CheckName(name); !valid) return valid;
-  const std::string path = Concat(seen_, "/links/", name);
+  for (const char* const parent : {"links", "others"}) {
+    if (auto removed = RemoveWhole(Concat(seen_, "/", parent, "/", name)); !removed) return removed;
+  }
+  return {};
+}
+
+// With its files; it has no folders.
+Result<void> HostFiles::RemoveWhole(const std::string& path) {
   const auto inside = ListFolder(path);
   if (!inside && inside.error().code() == Code::kNotFound) return {};
   if (!inside) return std::unexpected(inside.error());
   for (const std::string& entry : *inside) {
-    if (entry == protocol::kOthersFolder) continue;
     const auto gone = files_->Unlink(Concat(path, "/", entry));
     if (!gone && gone.error().code() != Code::kNotFound) return gone;
-  }
-  const std::string others = Concat(path, "/", protocol::kOthersFolder);
-  for (const std::string& entry : ListFolder(others).value_or(std::vector<std::string>())) {
-    const auto gone = files_->Unlink(Concat(others, "/", entry));
-    if (!gone && gone.error().code() != Code::kNotFound) return gone;
-  }
-  if (const auto gone = files_->RemoveFolder(others);
-      !gone && gone.error().code() != Code::kNotFound) {
-    return gone;
   }
   auto removed = files_->RemoveFolder(path);
   if (!removed && removed.error().code() == Code::kNotFound) return {};
@@ -222,6 +219,11 @@ Result<void> HostFiles::RemoveLinkFolder(std::string_view name) {
 Result<std::vector<std::string>> HostFiles::LinkFolders() const {
   auto names = ListFolder(seen_ + "/links");
   if (!names) return names;
+  const auto others = ListFolder(seen_ + "/others");
+  if (!others) return others;
+  for (const std::string& name : *others) {
+    if (std::ranges::count(*names, name) == 0) names->push_back(name);
+  }
   std::erase_if(*names, [](const std::string& name) { return !IsDnsLabel(name); });
   return names;
 }

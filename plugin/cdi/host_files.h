@@ -4,8 +4,9 @@
 //   <state>/bin/gpushmctl          0755
 //   <state>/links/                 0700   only root can pass
 //   <state>/links/m0000/           0755   one sidecar's link, mounted into it alone
-//   <state>/links/UID/others/      0755   the socket for other pods of the claim, mounted into
-//   those <state>/driver-sim/, cards/    0755, 0777   of the simulated driver, if configured
+//   <state>/others/                0700   only root can pass
+//   <state>/others/UID/            0755   the socket for pods that share a claim, mounted there
+//   <state>/driver-sim/, cards/    0755, 0777   of the simulated driver, if configured
 //
 // Invariants
 //   (1) An installed file is the old one or the new one at every instant, even if the plugin is
@@ -72,15 +73,17 @@ class HostFiles {
   // create a missing one itself, owned by root with any mode, and the sidecar would never meet the
   // plugin there.
   Result<std::string> MakeLinkFolder(std::string_view name);
-  // The same for the folder inside it that is mounted into other pods of the claim.
+  // The same for the folder that is mounted into other pods of the claim.
   Result<std::string> MakeOthersFolder(std::string_view name);
-  // Removes the folder with its sockets. No error if it does not exist.
+  // Removes both folders with their sockets. No error if it does not exist.
   Result<void> RemoveLinkFolder(std::string_view name);
-  // Names of the existing link folders. At the start, those of bindings are repaired and the others
-  // removed.
+  // Names of the existing folders of both kinds. At the start, those of bindings are repaired and
+  // the others removed.
   Result<std::vector<std::string>> LinkFolders() const;
 
  private:
+  Result<std::string> MakeFolderIn(std::string_view parent, std::string_view name);
+  Result<void> RemoveWhole(const std::string& path);
   HostFiles(std::string on_host, std::string seen, Files* files)
       : on_host_(std::move(on_host)), seen_(std::move(seen)), files_(files) {}
   Result<bool> InstallFile(const std::string& source, const std::string& place, mode_t mode);

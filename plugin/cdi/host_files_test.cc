@@ -178,7 +178,7 @@ TEST_F(HostFilesTest, AKilledUpgradeLeavesOldOrNewFiles) {
 TEST_F(HostFilesTest, AFullDiskLeavesTheOldFile) {
   ASSERT_TRUE(*Install(Open()));
   Image("library two", "program 1");
-  for (int step = 5;; ++step) {  // After the four folders.
+  for (int step = 6;; ++step) {  // After the five folders.
     testing::StoppingFiles files = testing::FailingFiles(step);
     if (Install(Open(files))) break;
     EXPECT_EQ(ReadText(folder_ / "state/lib/libgpushm.so.0"), "library 1");

@@ -75,7 +75,8 @@ LinkServer& Keeper::Link(const std::string& name) {
       });
     };
     link = std::make_unique<LinkServer>(
-        loop_.get(), options_.settings, name, path, &budget_,
+        loop_.get(), options_.settings, name, path,
+        Concat(options_.others_folder, "/", name, "/", protocol::kSocketName), &budget_,
         LinkServer::Callbacks{.on_open = on_open,
                               .on_ready = options_.on_ready,
                               .make_room = [this, name] { return MakeRoom(name); },

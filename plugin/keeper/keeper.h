@@ -38,6 +38,9 @@ class Keeper {
     // Contains a folder for each allocation, made by the caller (0755) and mounted into its sidecar
     // alone. This folder itself is 0700.
     std::string links_folder;
+    // Contains a folder for each allocation whose grant has `others`, made by the caller (0755) and
+    // mounted into the other pods. This folder itself is 0700.
+    std::string others_folder = {};
     // The broker of that allocation has connected, or its process has ended. Called on the keeper's
     // thread, in order. It must not block, but may call the keeper. It may come shortly after a
     // Close.

@@ -109,44 +109,57 @@ TEST_F(KeeperTest, OpenSaysWhatIsWrong) {
 }
 
 // The pods that share a claim connect to a socket that the plugin makes and the broker listens on.
-TEST_F(KeeperTest, TheBrokerGetsTheSocketForOtherPods) {
+TEST_F(KeeperTest, EachBrokerGetsASocketForOtherPods) {
   folder_.Add("m0000");
-  const std::string others = folder_.path() + "/m0000/others";
-  ASSERT_EQ(mkdir(others.c_str(), 0755), 0);
-  const std::string path = others + "/" + protocol::kSocketName;
+  const gpushm::testing::TempFolder others;
+  ASSERT_EQ(mkdir((others / "m0000").c_str(), 0755), 0);
+  const std::string path = Concat(others / "m0000", "/", protocol::kSocketName);
+  Keeper::Options options;
+  options.links_folder = folder_.path();
+  options.others_folder = others.path();
+  options.on_link = [](const std::string&, bool) {};
+  keeper_.reset();
+  keeper_ = *Keeper::Start(std::move(options));
   const LinkGrant grant{.gpus = {kGpu}, .pool_bytes = kGiB, .pod = {}, .others = Others::kWrite};
   ASSERT_TRUE(keeper_->Open("m0000", grant));
+  EXPECT_FALSE(protocol::Connect(path)) << "there is no broker";
   FakeBroker broker(folder_.Socket("m0000"));
   ASSERT_TRUE(broker.Greet(false));
-  auto message = broker.Next();
-  ASSERT_TRUE(message) << message.error().ToString();
-  const auto body = protocol::ParseLink<protocol::LinkOthers>(message->span());
-  ASSERT_TRUE(body) << body.error().ToString();
-  EXPECT_EQ(body->may_write, 1U);
-  ASSERT_THAT(message->descriptors, SizeIs(1));
-  const UniqueFd listener = std::move(message->descriptors[0]);
-  const auto accepts = [&listener] {
-    return UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)).valid();
+  const auto socket_of = [](FakeBroker& from) -> UniqueFd {
+    auto message = from.Next();
+    if (!message) return {};
+    const auto body = protocol::ParseLink<protocol::LinkOthers>(message->span());
+    EXPECT_TRUE(body && body->may_write == 1U);
+    return body && message->descriptors.size() == 1 ? std::move(message->descriptors[0])
+                                                    : UniqueFd();
+  };
+  const UniqueFd listener = socket_of(broker);
+  ASSERT_TRUE(listener);
+  const auto accepts = [](const UniqueFd& at) {
+    return UniqueFd(accept4(at.get(), nullptr, nullptr, SOCK_CLOEXEC)).valid();
   };
   ASSERT_TRUE(protocol::Connect(path));
-  EXPECT_TRUE(accepts());
+  EXPECT_TRUE(accepts(listener));
 
   // Somebody removed it: it is made again, and the broker gets the new one.
   ASSERT_EQ(unlink(path.c_str()), 0);
   ASSERT_TRUE(keeper_->Open("m0000", grant));
-  EXPECT_TRUE(broker.Expect<protocol::LinkOthers>(LinkKind::kOthers));
+  EXPECT_TRUE(socket_of(broker));
   ASSERT_TRUE(keeper_->Open("m0000", grant)) << "no change";
 
-  FakeBroker old(folder_.Socket("m0000"));
+  // The next broker gets one of its own, and what the former one has leads nowhere.
   broker.Hangup();
-  ASSERT_TRUE(Eventually(
-      [&] { return old.Hello(false, 1, protocol::kLinkOthersVersion - 1).has_value(); }));
+  FakeBroker next(folder_.Socket("m0000"));
+  ASSERT_TRUE(Eventually([&] { return next.Greet(false, 2).has_value(); }));
+  const UniqueFd its_own = socket_of(next);
+  ASSERT_TRUE(its_own);
+  ASSERT_TRUE(protocol::Connect(path));
+  EXPECT_FALSE(accepts(listener));
+  EXPECT_TRUE(accepts(its_own));
 
   // The claim has another holder: nobody can connect any more.
   keeper_->Drop({"m0000"});
   EXPECT_FALSE(protocol::Connect(path));
-  keeper_->Close("m0000");
-  EXPECT_NE(access(path.c_str(), F_OK), 0);
 }
 
 // A pod of two GPUs: the broker learns both, with their health, and states what is where.
@@ -673,7 +686,7 @@ TEST(LinkServer, OpensAgainOnlyWhenMemoryIsClosed) {
   auto loop = EventLoop::Create();
   ASSERT_TRUE(loop);
   StatementBudget budget{.limit_bytes = kMiB};
-  LinkServer link(loop->get(), {}, "m0000", folder.Socket("m0000"), &budget,
+  LinkServer link(loop->get(), {}, "m0000", folder.Socket("m0000"), "/nowhere", &budget,
                   {.on_open = [](bool) {}, .on_ready = {}, .make_room = {}, .on_foreign = {}});
   ASSERT_TRUE(link.Open({{kGpu}, kGiB}, {}));
   link.closing()->Close(UniqueFd(fcntl(*file, F_DUPFD_CLOEXEC, 0)));

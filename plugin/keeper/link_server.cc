@@ -79,26 +79,23 @@ Result<std::shared_ptr<const registry::RegistryReader>> OpenRegistry(UniqueFd fd
   return Broken(reader.error().what());
 }
 
-// Beside the link's own socket.
-std::string OthersSocket(const std::string& link) {
-  return Concat(link.substr(0, link.rfind('/')), "/", protocol::kOthersFolder, "/",
-                protocol::kSocketName);
-}
-
 }  // namespace
 
 LinkServer::LinkServer(EventLoop* loop, const Settings& settings, std::string name,
-                       std::string path, StatementBudget* budget, Callbacks callbacks)
+                       std::string path, std::string others_path, StatementBudget* budget,
+                       Callbacks callbacks)
     : loop_(loop),
       settings_(settings),
       name_(std::move(name)),
       path_(std::move(path)),
-      others_path_(OthersSocket(path_)),
+      others_path_(std::move(others_path)),
       callbacks_(std::move(callbacks)),
       budget_(budget) {}
 
 LinkServer::~LinkServer() {
   StopListening();
+  // The broker goes on to accept there until the next plugin gives it another one.
+  if (others_.socket) closing_->CloseForeign(std::move(others_.socket));
   while (!connections_.empty()) Disconnect(connections_.begin()->first);
   loop_->Cancel(foreign_timer_);  // Disconnect may have set it.
   if (broker_) {
@@ -132,21 +129,18 @@ Result<void> LinkServer::Open(const LinkGrant& grant, const SickGpus& sick) {
                        " are still being closed"),
                 "the kubelet tries again; if it lasts, check whether the GPU is healthy");
   }
-  if (auto listening = ListenForOthers(grant.others); !listening) return listening;
   if (auto listening = Listen(); !listening) return listening;
   granted_ = true;
   grant_ = grant;
   gpus_ = std::move(gpus);
-  return {};
+  return broker_ && !others_.IsAt(others_path_) ? ListenForOthers() : Result<void>();
 }
 
 void LinkServer::Revoke() {
   const bool had = granted_ && (broker_ || kept_.counts() != KeptCounts{});
   granted_ = false;
   StopListening();
-  // The broker that accepts there has it too. It is revoked, and nobody else may connect.
-  if (others_.socket) shutdown(others_.socket.get(), SHUT_RDWR);
-  others_ = {};
+  StopOthers();
   if (broker_) broker_->revoked = true;
   while (!connections_.empty()) Disconnect(connections_.begin()->first);
   const KeptCounts counts = kept_.counts();
@@ -221,15 +215,25 @@ Result<void> LinkServer::Listen() {
   return loop_->Watch(listener_.socket.get(), EPOLLIN, [this](uint32_t) { OnAcceptable(); });
 }
 
-// A broker that is connected gets a socket that had to be made again.
-Result<void> LinkServer::ListenForOthers(Others others) {
-  if (others == Others::kNone || others_.IsAt(others_path_)) return {};
-  if (auto made = MakeSocket(others_path_, &others_); !made) return made;
+Result<void> LinkServer::ListenForOthers() {
+  StopOthers();
   Connection* const connection = broker_ ? Find(broker_->connection) : nullptr;
-  if (connection == nullptr || connection->version < protocol::kLinkOthersVersion) return {};
+  if (grant_.others == Others::kNone || connection == nullptr ||
+      connection->version < protocol::kLinkOthersVersion) {
+    return {};
+  }
+  if (auto made = MakeSocket(others_path_, &others_); !made) return made;
   connection->others_due = true;
   Flush(connection->id);
   return {};
+}
+
+// The process that was the broker may still have it.
+void LinkServer::StopOthers() {
+  if (!others_.socket) return;
+  shutdown(others_.socket.get(), SHUT_RDWR);
+  if (others_.IsAt(others_path_)) unlink(others_path_.c_str());
+  closing_->CloseForeign(std::move(others_.socket));
 }
 
 void LinkServer::StopListening() {
@@ -499,7 +503,7 @@ Result<void> LinkServer::OnHello(Connection& connection, protocol::Message& mess
   connection.wants_kept = hello->want_kept != 0;
   connection.dump_due = connection.wants_kept;
   connection.gpu_due = gpus_.size() > 1 ? 1 : 0;
-  connection.others_due = others_.socket && connection.version >= protocol::kLinkOthersVersion;
+  if (auto listening = ListenForOthers(); !listening) return listening;
   for (size_t i = 0; i < gpus_.size(); ++i) {
     if (gpus_[i].health.lost) connection.devices_due |= 1U << i;
   }
@@ -562,6 +566,7 @@ void LinkServer::OnProcessEnded() {
                           {"leases", counts.leases},
                           {"bytes", counts.pooled_bytes}});
   broker_.reset();
+  StopOthers();
   registry_.reset();
   TellReady();
   ready_told_ = false;

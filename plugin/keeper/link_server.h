@@ -65,7 +65,7 @@ struct LinkGrant {
   std::vector<std::string> gpus;
   uint64_t pool_bytes = 0;  // On each of them.
   std::string pod = {};     // "namespace/name", for the log; empty: unknown.
-  // If not kNone, the caller has made the folder of their socket: kOthersFolder below the link's.
+  // If not kNone, the caller has made the folder of their socket.
   Others others = Others::kNone;
   friend bool operator==(const LinkGrant&, const LinkGrant&) = default;
 };
@@ -112,8 +112,9 @@ class LinkServer {
     std::function<void(ForeignStep)> on_foreign;  // Invariant 7.
   };
 
+  // `path` of the link's socket, `others_path` of the socket for pods that share the claim.
   LinkServer(EventLoop* loop, const Settings& settings, std::string name, std::string path,
-             StatementBudget* budget, Callbacks callbacks);
+             std::string others_path, StatementBudget* budget, Callbacks callbacks);
   ~LinkServer();
   LinkServer(const LinkServer&) = delete;
   LinkServer& operator=(const LinkServer&) = delete;
@@ -195,7 +196,9 @@ class LinkServer {
   };
   // Creates one, unless `mine` is still there.
   Result<void> MakeSocket(const std::string& path, SocketFile* mine) const;
-  Result<void> ListenForOthers(Others others);
+  // Each broker gets a socket of its own, so that no former one can take its connections.
+  Result<void> ListenForOthers();
+  void StopOthers();
   void StopListening();
   void OnAcceptable();
   void PauseAccepting(std::string_view reason);
@@ -261,7 +264,7 @@ class LinkServer {
   std::vector<GrantedGpu> gpus_;  // As in grant_.
 
   SocketFile listener_;
-  SocketFile others_;  // The brokers accept connections there.
+  SocketFile others_;  // While there is a broker, which accepts connections there.
   uint64_t accept_timer_ = 0;
   bool accept_paused_ = false;
   std::map<uint64_t, std::unique_ptr<Connection>> connections_;

@@ -78,7 +78,9 @@ std::string Broker::NamesOfGpus() const {
 }
 
 Result<void> Broker::CheckOthers(const Request& request) const {
-  if (others_may_write_ || request.client.container != protocol::kOtherPods) return {};
+  if (!serves_others_ || others_may_write_ || request.client.container != protocol::kOtherPods) {
+    return {};
+  }
   const std::span<const std::byte> bytes = request.message->span();
   bool writes = false;
   switch (request.to.kind) {

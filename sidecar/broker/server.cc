@@ -130,7 +130,8 @@ void Server::StopListening() {
 void Server::CloseListener(Listener* listener) {
   if (!listener->socket) return;
   loop_->Unwatch(listener->socket.get());
-  listener->socket.Reset();
+  // Processes that connected and were not accepted may have sent descriptors already.
+  listener->closing.CloseForeign(std::move(listener->socket));
 }
 
 Result<void> Server::Restore(const Client& client, const protocol::ResumeToken& token,
@@ -217,7 +218,8 @@ void Server::Refuse(Listener* listener, UniqueFd socket, const Status& why) {
   protocol::Buffer bytes;
   const size_t size = protocol::EncodeError(protocol::Kind::kHello, 0, why, &bytes);
   [[maybe_unused]] const auto sent = protocol::TrySend(socket.get(), {bytes.data(), size}, {});
-  if (!refuses_descriptors_) listener->closing.CloseForeign(std::move(socket));
+  if (!refuses_descriptors_ || listener->path.empty())
+    listener->closing.CloseForeign(std::move(socket));
 }
 
 bool Server::HasRoom(const Listener& listener) const {
@@ -237,6 +239,8 @@ void Server::Admit(Listener* listener, UniqueFd socket, bool guest) {
   connection.number = next_connection_++;
   connection.guest = guest;
   connection.socket = std::move(socket);
+  // A socket of ListenAt may have had connections before this process could refuse descriptors.
+  connection.passed_descriptors = listener->path.empty();
   int pidfd = -1;
   socklen_t size = sizeof pidfd;
   if (getsockopt(connection.socket.get(), SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0) {

@@ -288,6 +288,39 @@ TEST(SharedClaim, AnOwnerIsAPodWithBuffersInThatClaim) {
   EXPECT_TRUE(admission.Validate(pod).allowed) << admission.Validate(pod).message;
 }
 
+// Goal: no copy of an owner becomes a second broker, and no user brings a broker of its own.
+TEST(SharedClaim, AUserHasNoBroker) {
+  const Admission admission = TestAdmission();
+  Json copy =
+      Injected(admission, Sharing({{"gpushm.io/role", "owner"}, {"gpushm.io/pool-extra", "1Gi"}}));
+  for (const char* const key : {"gpushm.io/role", "gpushm.io/pool-extra"}) {
+    copy["metadata"]["annotations"].erase(key);
+  }
+  EXPECT_THAT(admission.Mutate(copy).message, HasSubstr("only the owner of a claim"));
+  Json forged = Injected(admission, Sharing());
+  forged["spec"]["initContainers"] = {
+      {{"name", "gpushm"}, {"resources", {{"claims", {Entry("broker")}}}}}};
+  EXPECT_FALSE(admission.Mutate(forged).allowed);
+  EXPECT_FALSE(admission.Validate(forged).allowed);
+  Json twice = Sharing();
+  twice["spec"]["resourceClaims"] = {{{"name", "mine"}, {"resourceClaimName", "weights"}}};
+  EXPECT_THAT(admission.Mutate(twice).message, HasSubstr("spec.resourceClaims[0]"));
+}
+
+TEST(SharedClaim, AUserThatBecomesTheOwnerMustNotLookElsewhere) {
+  const Admission admission = TestAdmission();
+  Json copy = Injected(admission, Sharing());
+  copy["metadata"]["annotations"]["gpushm.io/role"] = "owner";
+  EXPECT_THAT(admission.Mutate(copy).message, HasSubstr("env.GPUSHM_DIR"));
+}
+
+TEST(SharedClaim, TheNameOfTheOthersIsReserved) {
+  const Json pod = PodWith({"other-pods"}, {{"gpushm.io/claim", "weights"}});
+  EXPECT_THAT(TestAdmission().Mutate(pod).message, HasSubstr("name: server"));
+  EXPECT_TRUE(
+      TestAdmission().Mutate(PodWith({"other-pods"}, {{"buffers.gpushm.io/b", "1Gi"}})).allowed);
+}
+
 TEST(SharedClaim, UsersOfSeveralGpusGetAllOfThem) {
   const Json pod = Injected(TestAdmission(), Sharing({{"gpushm.io/gpus", "2"}}));
   EXPECT_EQ(ContainerOf(pod, "server")["resources"]["claims"],

@@ -11,6 +11,7 @@
 #include "contract/annotations/keys.h"
 #include "contract/annotations/sizing.h"
 #include "contract/limits.h"
+#include "contract/protocol/link.h"
 #include "platform/base/version.h"
 #include "platform/yaml/quantity.h"
 #include "sidecar/injector/claim.h"
@@ -68,13 +69,47 @@ std::string FieldOf(const Container& container) {
                 "[", container.at.back(), "] (", container.name, ")");
 }
 
+// A pod without a sidecar of its own may not bring one: it would act as the owner's broker.
+void CheckUser(const PodView& pod, const Plan& plan, ErrorList* errors) {
+  for (const Container& container : pod.containers()) {
+    if (plan.UsesOthers() && IsOurContainer(container.name)) {
+      errors->Add(PodError(FieldOf(container),
+                           "only the owner of a claim has this container, which gpushm adds",
+                           Concat("remove it, or ", config::kRoleKey, ": owner")));
+    }
+    if (!plan.spec.claim.empty() && container.name == protocol::kOtherPods) {
+      errors->Add(PodError(FieldOf(container),
+                           "gpushm means the other pods of the claim by this name",
+                           "name: server"));
+    }
+    const Json* const folder = container.Variable(kFolderVariable);
+    const Json* const value = folder == nullptr ? nullptr : Find(*folder, Pointer("/value"));
+    if (!plan.UsesOthers() && value != nullptr && *value == protocol::kClaimFolder) {
+      errors->Add(PodError(Concat(FieldOf(container), ".env.", kFolderVariable),
+                           "this container would use what another pod declares, and the pod has "
+                           "buffers of its own",
+                           "remove it"));
+    }
+  }
+}
+
 // Only gpushm may name the pod's claim: with its name, a container could have the broker's part.
 void CheckClaims(const PodView& pod, const std::optional<Done>& done, const Plan& plan,
                  ErrorList* errors) {
   const bool ours = done && plan.UsesClaim();
   const Json& claims = Items(pod.json(), Pointer("/spec/resourceClaims"));
   for (size_t i = 0; i < claims.size(); ++i) {
-    if (ours || !claims[i].is_object() || claims[i].value("name", "") != kClaimName) continue;
+    if (!claims[i].is_object()) continue;
+    if (claims[i].value("name", "") != kClaimName) {
+      if (plan.spec.claim.empty() || claims[i].value("resourceClaimName", "") != plan.spec.claim) {
+        continue;
+      }
+      errors->Add(PodError(Concat("spec.resourceClaims[", i, "]"),
+                           "gpushm adds this claim, and gives each container its part",
+                           "remove it"));
+      continue;
+    }
+    if (ours) continue;
     errors->Add(PodError(Concat("spec.resourceClaims[", i, "]"),
                          plan.UsesClaim()
                              ? "the name gpushm is reserved for the claim that gpushm adds"
@@ -631,6 +666,7 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
 
   CheckFree(pod, earlier, &errors);
   CheckClaims(pod, earlier, plan, &errors);
+  CheckUser(pod, plan, &errors);
   CheckOrder(pod, plan, &errors);
   CheckMps(pod, plan, &errors);
   CheckMounts(pod, plan, &errors);

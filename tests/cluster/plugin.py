@@ -69,7 +69,8 @@ class Plugin:
         self.replace(units, tokens)
 
     def pod(self):
-        pods = self._api.list("Pod", NAMESPACE)
+        pods = [p for p in self._api.list("Pod", NAMESPACE)
+                if "injector" not in p["metadata"]["name"]]
         running = [p for p in pods if p["status"].get("phase") == "Running"
                    and "deletionTimestamp" not in p["metadata"]]
         if len(running) != 1:
