@@ -641,7 +641,14 @@ void Broker::OnSpawnerEnded(const Status& why) {
 }
 
 bool Broker::Drained() const {
-  return ledger_->lease_count() == 0 && driver_calls_ == 0 && transfers_->running() == 0;
+  // What other pods hold outlives this broker: the next owner of the claim takes it over.
+  size_t of_others = 0;
+  if (serves_others_) {
+    for (const uint64_t client : server_->ClientsOf(protocol::kOtherPods)) {
+      of_others += ledger_->HeldBy(client).leases;
+    }
+  }
+  return ledger_->lease_count() <= of_others && driver_calls_ == 0 && transfers_->running() == 0;
 }
 
 void Broker::Drain() {
@@ -649,6 +656,8 @@ void Broker::Drain() {
   draining_ = true;
   LogInfo("draining", {{"leases", ledger_->lease_count()}, {"clients", server_->connected()}});
   server_->StopListening();
+  // They find the next owner's broker, as if this one had ended already.
+  if (serves_others_) server_->Disconnect(protocol::kOtherPods);
   loop_->After(options_.drain_timeout_ms, [this] {
     LogWarning("drain-timeout", {{"leases", ledger_->lease_count()}});
     loop_->Stop();

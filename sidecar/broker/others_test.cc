@@ -2,6 +2,7 @@
 // connect to. The real broker, and a hand-made plugin.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -120,6 +121,20 @@ TEST_F(OthersTest, AnotherSocketTakesTheFormerOnesPlace) {
     return after.connected() && after.Hello().has_value();
   })) << broker_->log();
   EXPECT_TRUE(before.Detach(lease->lease_id)) << "its connection stays";
+}
+
+// Goal: the end of the owner's pod does not wait for other pods, and tells them nothing that they
+// would take for an answer. Method: SIGTERM while one holds a lease and keeps its connection.
+TEST_F(OthersTest, TheEndOfTheOwnerDoesNotWaitForThem) {
+  Start(/*may_write=*/false);
+  RawClient other(others_);
+  ASSERT_TRUE(other.Hello());
+  ASSERT_TRUE(other.Attach("shared"));
+  broker_->Signal(SIGTERM);
+  EXPECT_EQ(broker_->WaitForEnd(), 0) << broker_->log();
+  EXPECT_THAT(broker_->log(), ::testing::Not(HasSubstr("drain-timeout")));
+  const auto refused = other.Attach("shared");
+  EXPECT_THAT(refused.error().ToString(), ::testing::Not(HasSubstr("shutting down")));
 }
 
 // Without the message, or from an older plugin, a broker serves its own pod alone.

@@ -602,6 +602,20 @@ void Server::Disconnect(Connection& connection, std::string_view reason) {
   if (!connection.pidfd || !handler_->Holds(id)) Forget(id);
 }
 
+void Server::Disconnect(const std::string& container) {
+  for (const uint64_t id : ClientsOf(container)) {
+    if (Connection* const connection = Find(id)) Disconnect(*connection, "");
+  }
+}
+
+std::vector<uint64_t> Server::ClientsOf(const std::string& container) const {
+  std::vector<uint64_t> clients;
+  for (const auto& [id, connection] : connections_) {
+    if (connection.client.container == container) clients.push_back(id);
+  }
+  return clients;
+}
+
 // The client sees the end at once. If descriptors may lie unread in the socket, the worker closes
 // it; otherwise the loop does. So a blocked worker cannot pile up sockets until there are no
 // descriptors left.

@@ -83,6 +83,10 @@ class Server {
   // Serves `container` at a socket that listens already and that somebody else's file leads to.
   // Called again, another socket takes the place of the former one; existing connections stay.
   Result<void> ListenAt(UniqueFd socket, const std::string& container);
+  // Breaks the connections of a container's clients, who can resume them with the next broker.
+  void Disconnect(const std::string& container);
+  // Its clients, with and without a connection.
+  std::vector<uint64_t> ClientsOf(const std::string& container) const;
   // Accepts no more connections. Existing ones stay.
   void StopListening();
 
