@@ -16,12 +16,13 @@ _PATHS = {
     "ServiceAccount": "api/v1/serviceaccounts", "Secret": "api/v1/secrets",
     "DaemonSet": "apis/apps/v1/daemonsets", "ReplicaSet": "apis/apps/v1/replicasets",
     "Deployment": "apis/apps/v1/deployments", "StatefulSet": "apis/apps/v1/statefulsets",
+    "DeviceClass": "apis/resource.k8s.io/v1/deviceclasses",
     "ResourceSlice": "apis/resource.k8s.io/v1/resourceslices",
     "ResourceClaim": "apis/resource.k8s.io/v1/resourceclaims",
     "ResourceClaimTemplate": "apis/resource.k8s.io/v1/resourceclaimtemplates",
     "Job": "apis/batch/v1/jobs", "RuntimeClass": "apis/node.k8s.io/v1/runtimeclasses",
 }
-_GLOBAL = {"Node", "Namespace", "RuntimeClass", "ResourceSlice"}
+_GLOBAL = {"Node", "Namespace", "RuntimeClass", "ResourceSlice", "DeviceClass"}
 
 
 class Refused(Failure):

@@ -1,10 +1,10 @@
-"""The plugin with `allocation: dra` in the cluster."""
+"""The plugin with `allocation: dra` in the cluster, alone and by the chart."""
 
 import json
 import subprocess
 
 from case import is_ready
-from chart import SOURCE
+from chart import SOURCE, Chart
 from plugin import NAMESPACE, Plugin, documents, with_lines
 import settings
 
@@ -67,3 +67,19 @@ class DraPlugin(Plugin):
         self._cluster.kubectl("delete", "--ignore-not-found", "-f", "-", input=self._things)
         self._cluster.kubectl("delete", "--ignore-not-found", "namespace", NAMESPACE,
                               "--timeout=60s")
+
+
+class ClaimsChart(Chart):
+    """GPUs with 15 GiB each, allocated by claims."""
+
+    def __init__(self, cluster):
+        # Services have no addresses here, because there is no kube-proxy.
+        super().__init__(cluster, **{
+            "injector.replicas": 1, "plugin.allocation": "dra",
+            "plugin.config.dra.api-server": settings.API_SERVER,
+            "sidecar.cpu": "10m",  # Fifty of them fit on the node.
+            "injector.apiServer": settings.API_SERVER})
+        self._plugin = DraPlugin(cluster)
+
+    def wait_allocatable(self, units=None):
+        self._plugin.wait_serving()

@@ -14,6 +14,7 @@ import random
 import sys
 import time
 
+from api import Refused
 from cluster import Cluster
 from processes import Failure
 
@@ -46,6 +47,11 @@ def slice_of(name):
             "metadata": {"name": f"{name}-slice"},
             "spec": {"driver": DRIVER, "nodeName": name, "devices": devices,
                      "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}}
+
+
+def device_class():
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": CLASS},
+            "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]}}
 
 
 def template(units):
@@ -143,6 +149,11 @@ def main():
             sizes.append(rng.choice(SIZES))
     rows = []
     try:
+        try:
+            api.create(device_class())
+        except Refused as refused:
+            if refused.status != 409:
+                raise
         for number, name in enumerate(names):
             api.create(node(number))
             api.call("PATCH", f"/api/v1/nodes/{name}/status", status(),

@@ -1,7 +1,7 @@
 """What gpushm adds to the start of a pod: the same pod with and without annotations, in turns, from
 its creation to Ready, in the running cluster. Prints a line and writes JSON.
 
-usage: start_bench.py --state FOLDER [--pods N] [--json FILE]
+usage: start_bench.py --state FOLDER [--pods N] [--allocation KIND] [--json FILE]
 """
 
 import argparse
@@ -15,6 +15,7 @@ import time
 from case import RESTRICTED, container, is_ready, pod
 from chart import Chart
 from cluster import Cluster
+from dra_plugin import ClaimsChart
 from processes import Failure
 from scrape import Page, quantile
 
@@ -68,13 +69,16 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", required=True, type=pathlib.Path)
     parser.add_argument("--pods", type=int, default=50, help="number of pods of each kind (50)")
+    parser.add_argument("--allocation", choices=("device-plugin", "dra"), default="device-plugin",
+                        help="how the pods get their memory (device-plugin)")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
     cluster = Cluster(arguments.state)
-    Chart(cluster).install()
+    dra = arguments.allocation == "dra"
+    (ClaimsChart if dra else Chart)(cluster).install()
     cluster.api.ensure_namespace(WHERE, RESTRICTED)
     plain, annotated = [], []
-    before = histograms(cluster.api)
+    before = None if dra else histograms(cluster.api)  # They have no part of claims.
     for number in range(arguments.pods + 1):
         times = (start_s(cluster.api, f"plain-{number}", {}),
                  start_s(cluster.api, f"annotated-{number}", ANNOTATIONS))
@@ -84,16 +88,20 @@ def main():
     rows = {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "pods": arguments.pods, "plain_s": plain, "annotated_s": annotated,
             "added_p50_s": statistics.median(annotated) - statistics.median(plain)}
-    # The last broker's start is reported with the next sample.
-    time.sleep(SAMPLE_S)
-    rows["own"] = own_rows(before, histograms(cluster.api), arguments.pods + 1)
-    rows["own_mean_s"] = sum(row["mean_s"] for row in rows["own"])
-    rows["own_p99_at_most_s"] = sum(row["p99_at_most_s"] for row in rows["own"])
+    rows["allocation"] = arguments.allocation
+    if not dra:
+        # The last broker's start is reported with the next sample.
+        time.sleep(SAMPLE_S)
+        rows["own"] = own_rows(before, histograms(cluster.api), arguments.pods + 1)
+        rows["own_mean_s"] = sum(row["mean_s"] for row in rows["own"])
+        rows["own_p99_at_most_s"] = sum(row["p99_at_most_s"] for row in rows["own"])
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"to Ready, median of {arguments.pods}: plain {statistics.median(plain):.2f} s, annotated "
           f"{statistics.median(annotated):.2f} s (longest {max(annotated):.2f}); added "
           f"{rows['added_p50_s']:.2f} s, budget 1.5")
+    if dra:
+        return
     print("gpushm's own part of it: " + ", ".join(
         f"{row['name'].removeprefix('gpushm_').removesuffix('_duration_seconds')} "
         f"{1000 * row['mean_s']:.1f} ms" for row in rows["own"])

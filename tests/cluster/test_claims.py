@@ -6,31 +6,15 @@ import subprocess
 import time
 
 from case import container, pod
-from chart import ROOT, Chart
+from chart import ROOT
 from chart_case import SMALL, WEIGHTS, ChartCase, annotated
-from dra_plugin import DraPlugin
+from dra_plugin import ClaimsChart, DraPlugin
 from plugin import NAMESPACE
 from processes import wait_until
 import settings
 
 LABEL = "gpushm.io/made-by"
 INJECTOR = f"system:serviceaccount:{NAMESPACE}:gpushm-injector"
-
-
-class ClaimsChart(Chart):
-    """GPUs with 15 GiB each, allocated by claims."""
-
-    def __init__(self, cluster, plugin):
-        # Services have no addresses here, because there is no kube-proxy.
-        super().__init__(cluster, **{
-            "injector.replicas": 1, "plugin.allocation": "dra",
-            "plugin.config.dra.api-server": settings.API_SERVER,
-            "sidecar.cpu": "10m",  # Fifty of them fit on the node.
-            "injector.apiServer": settings.API_SERVER})
-        self._plugin = plugin
-
-    def wait_allocatable(self, units=None):
-        self._plugin.wait_serving()
 
 
 class ClaimsCase(ChartCase):
@@ -42,7 +26,7 @@ class ClaimsCase(ChartCase):
         cls.cluster.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of, 60,
                              lambda _: "the plugin's namespace is not removed")
         cls.plugin = DraPlugin(cls.cluster)
-        cls.release = ClaimsChart(cls.cluster, cls.plugin)
+        cls.release = ClaimsChart(cls.cluster)
         cls.release.install()
 
     @classmethod
@@ -336,6 +320,7 @@ class SharedClaimTest(ClaimsCase):
                     "deletionTimestamp" not in p["metadata"]:
                 self.assertIn(f"generation {before},",
                               self.api.log(self.namespace, p["metadata"]["name"], "server"))
+        self.delete_pods("client")
         self.cluster.kubectl("delete", "-n", self.namespace, "-f", str(example), "--wait",
                              "--timeout", "90s", timeout=100)
 
