@@ -1,7 +1,8 @@
 """How fast the real scheduler places pods on many nodes with 8 GPUs each, and how many it places
 wrongly, in the running cluster: by the sum of free units, by the label gpushm.io/largest-free, and
 by claims. The nodes have no kubelet: they are objects with resources, labels and ResourceSlices, so
-pods are bound and never start. Prints a line for each and writes JSON.
+pods are bound and never start, and labels stay as they are: of the label only the cost is seen.
+Prints a line for each and writes JSON.
 
 usage: scheduler_bench.py --state FOLDER [--nodes N] [--pods N] [--json FILE]
 """
