@@ -12,10 +12,8 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using testing::ReadText;
 using testing::RunKilled;
 using testing::TempFolder;
-using testing::WriteText;
 
 constexpr char kUid[] = "11111111-2222-3333-4444-555555555555";
 constexpr char kFile[] = "gpushm.io-claim-11111111-2222-3333-4444-555555555555.json";
