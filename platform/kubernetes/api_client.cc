@@ -54,7 +54,8 @@ std::string RemedyFor(int http_status) {
       return "give the pod's service account the right that the answer names; gpushm's chart gives "
              "all that are needed";
     case Code::kUnavailable:
-      return "gpushm tries again by itself";
+      return "wait until the API server answers: the plugin tries again by itself, and so does the "
+             "controller of a pod that was denied";
     default:
       return {};
   }

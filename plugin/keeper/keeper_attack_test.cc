@@ -233,7 +233,8 @@ TEST_F(KeeperAttackTest, CountersOfAnotherVersion) {
   ASSERT_TRUE(old.Say(LinkKind::kCounters, protocol::LinkCounters{1, 0}, segment.fd().get()));
   EXPECT_TRUE(old.WaitForEnd());
   FakeBroker later(folder_.Socket("m0000"));
-  ASSERT_EQ(later.Greet(false, 1, protocol::kLinkMaxVersion + 1)->version, protocol::kLinkMaxVersion);
+  ASSERT_EQ(later.Greet(false, 1, protocol::kLinkMaxVersion + 1)->version,
+            protocol::kLinkMaxVersion);
   ASSERT_TRUE(later.Say(LinkKind::kCounters, protocol::LinkCounters{7, 0}, segment.fd().get()));
   ASSERT_TRUE(SayOneOfEach(&later));
   EXPECT_TRUE(WaitForKept("m0000", kOneOfEach));

@@ -277,7 +277,8 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
     case LinkKind::kOthers: {
       protocol::LinkOthers others{};
       taken = take(&others);
-      if (taken && !descriptor) return Broken("the socket for other pods came without itself");
+      if (taken && !descriptor)
+        return Broken("the message that brings the socket for other pods came without it");
       greeting->others = {.socket = std::move(descriptor), .may_write = others.may_write == 1};
       break;
     }

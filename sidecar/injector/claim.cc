@@ -16,15 +16,6 @@ std::string Lower(std::string text) {
   return text;
 }
 
-std::string Hex(uint64_t number) {
-  std::string text(16, '0');
-  for (char& c : text) {
-    c = "0123456789abcdef"[number >> 60];
-    number <<= 4;
-  }
-  return text;
-}
-
 }  // namespace
 
 Json ClaimTemplate::Object() const {
@@ -47,7 +38,7 @@ ClaimTemplate TemplateFor(const Plan& plan) {
   made.spec = {{"spec", claims::ClaimSpec(wanted)}};
   const std::string gpus = wanted.gpus == 1 ? "" : Concat(wanted.gpus, "x");
   made.name = Concat("gpushm-", gpus, Lower(wanted.memory), "-",
-                     Hex(AddToDigest(kEmptyDigest, made.spec.dump())));
+                     HexDigits(AddToDigest(kEmptyDigest, made.spec.dump())));
   return made;
 }
 

@@ -48,12 +48,7 @@ std::string DigestOf(const config::Annotations& annotations) {
     add(key);
     add(value);
   }
-  std::string text(16, '0');
-  for (char& c : text) {
-    c = "0123456789abcdef"[hash >> 60];
-    hash <<= 4;
-  }
-  return text;
+  return HexDigits(hash);
 }
 
 ConfigError PodError(std::string field, std::string reason, std::string example) {

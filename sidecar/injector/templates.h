@@ -1,6 +1,8 @@
 // Writes ResourceClaimTemplates for pods that need one.
 //
-// Limits: each call takes at most kTemplateMs, less than an API server waits for a webhook.
+// Limits: no request begins, and no answer is read on, after kTemplateMs. A server that is slow at
+// each step of a connection can take a few times as long; the API server then denies the pod
+// itself.
 //
 // Threads: any number at the same time.
 #pragma once
