@@ -207,19 +207,21 @@ TEST(WhichFrontEnd, ACopyWithOtherBuffersGetsAnotherTemplate) {
 TEST(ForeignClaims, OnlyGpushmGivesTheClaimToContainers) {
   const Admission admission = TestAdmission(WithClaims());
   Json pod = PodOf();
-  pod["spec"]["resourceClaims"] = {{{"name", "gpushm"}, {"resourceClaimName", "mine"}}};
+  pod["spec"]["resourceClaims"] =
+      Json::array({{{"name", "gpushm"}, {"resourceClaimName", "mine"}}});
   EXPECT_THAT(admission.Mutate(pod).message, HasSubstr("reserved for the claim"));
   for (const Json& entry : {Json{{"name", "gpushm"}}, Entry("broker"), Entry("app")}) {
     Json other = PodOf();
-    other["spec"]["containers"][0]["resources"]["claims"] = {entry};
+    other["spec"]["containers"][0]["resources"]["claims"] = Json::array({entry});
     EXPECT_THAT(admission.Mutate(other).message, HasSubstr("resources.claims"));
   }
   Json later = Injected(admission, PodOf());
   later["spec"]["containers"][0]["resources"]["claims"].push_back(Entry("broker"));
   EXPECT_FALSE(admission.Validate(later).allowed);
   Json own = PodOf();
-  own["spec"]["resourceClaims"] = {{{"name", "nic"}, {"resourceClaimName", "mine"}}};
-  own["spec"]["containers"][0]["resources"]["claims"] = {{{"name", "nic"}}};
+  own["spec"]["resourceClaims"] =
+      Json::array({{{"name", "nic"}, {"resourceClaimName", "mine"}}});
+  own["spec"]["containers"][0]["resources"]["claims"] = Json::array({{{"name", "nic"}}});
   const Json injected = Injected(admission, own);
   EXPECT_EQ(injected["spec"]["resourceClaims"].size(), 2U);
   EXPECT_EQ(ContainerOf(injected, "decoder")["resources"]["claims"],
@@ -331,7 +333,7 @@ TEST(SharedClaim, UsersOfSeveralGpusGetAllOfThem) {
 TEST(SharedClaim, AContainerThatLooksElsewhereStaysSo) {
   Json pod = Sharing();
   const Json own = {{"name", "GPUSHM_DIR"}, {"value", "/elsewhere"}};
-  pod["spec"]["containers"][0]["env"] = {own};
+  pod["spec"]["containers"][0]["env"] = Json::array({own});
   EXPECT_EQ(ContainerOf(Injected(TestAdmission(), pod), "server")["env"], Json::array({own}));
 }
 
