@@ -90,6 +90,15 @@ Result<void> ValidateLink(const LinkClient& m) {
       .result();
 }
 template <>
+Result<void> ValidateLink(const LinkForeignClient& m) {
+  if (auto r = ValidateLink(m.client); !r) return r;
+  return Rules("link foreign client").PodName("pod", m.pod).Name("container", m.container).result();
+}
+template <>
+Result<void> ValidateLink(const LinkBrokerPod& m) {
+  return Rules("link broker pod").PodName("pod", m.pod).result();
+}
+template <>
 Result<void> ValidateLink(const LinkBuffer& m) {
   return Rules("link buffer")
       .Name("name", m.name)

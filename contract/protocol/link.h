@@ -63,6 +63,7 @@
 //      disconnects an older broker from an allocation of several GPUs, and a broker with an older
 //      plugin has one GPU.
 //   8  Others; a broker with an older version serves its own pod only
+//   9  ForeignClient, which is a Client for an older plugin; BrokerPod
 #pragma once
 
 #include <array>
@@ -77,7 +78,7 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kLinkMagic = 0x4b4c5347;  // "GSLK"
 inline constexpr uint16_t kLinkMinVersion = 1;
-inline constexpr uint16_t kLinkMaxVersion = 8;
+inline constexpr uint16_t kLinkMaxVersion = 9;
 // Introduced Transport::kHost.
 inline constexpr uint16_t kLinkPagesVersion = 3;
 // Introduced kContent.
@@ -90,6 +91,8 @@ inline constexpr uint16_t kLinkBlocksVersion = 6;
 inline constexpr uint16_t kLinkGpusVersion = 7;
 // Introduced kOthers.
 inline constexpr uint16_t kLinkOthersVersion = 8;
+// Introduced kForeignClient and kBrokerPod.
+inline constexpr uint16_t kLinkForeignVersion = 9;
 // Introduced kFlagUntilUnused.
 inline constexpr uint16_t kLinkUntilUnusedVersion = 4;
 
@@ -113,9 +116,11 @@ enum class LinkKind : uint16_t {
   kDescription = 13,  // + memfd, sealed, unless it is taken away
   kBlock = 14,        // + descriptor
   kGpu = 15,
-  kOthers = 16,  // + listening socket
+  kOthers = 16,         // + listening socket
+  kForeignClient = 17,  // + pidfd
+  kBrokerPod = 18,
 };
-inline constexpr uint16_t kMaxLinkKind = 16;
+inline constexpr uint16_t kMaxLinkKind = 18;
 
 // Stands for all containers of other pods, as if they were one container of the broker's pod.
 inline constexpr char kOtherPods[] = "other-pods";
@@ -125,6 +130,9 @@ inline constexpr char kClaimFolder[] = "/run/gpushm-claim";
 // The version that introduced the kind.
 constexpr uint16_t VersionOf(LinkKind kind) {
   switch (kind) {
+    case LinkKind::kForeignClient:
+    case LinkKind::kBrokerPod:
+      return kLinkForeignVersion;
     case LinkKind::kOthers:
       return kLinkOthersVersion;
     case LinkKind::kGpu:
@@ -203,6 +211,21 @@ struct LinkClient {
   NameField container;
 };
 static_assert(sizeof(LinkClient) == 88);
+
+// A client among the other pods that said which one it is in (messages.h, kPod).
+struct LinkForeignClient {
+  LinkClient client;
+  NameField pod;
+  NameField container;  // Of that pod; client.container is kOtherPods.
+};
+static_assert(sizeof(LinkForeignClient) == 216);
+
+// The pod of the broker, which the plugin shows for a claim that several pods share: it may be
+// another one than when the claim was prepared.
+struct LinkBrokerPod {
+  NameField pod;  // As from ToPodField.
+};
+static_assert(sizeof(LinkBrokerPod) == 64);
 
 // A name and its rules, without the lists of containers: only declared buffers have lists, and a
 // broker reads those from its environment again.

@@ -37,6 +37,16 @@ inline LinkClient ValidLink() {
   return {.client_id = 1, .token = {2}, .container = ToNameField("app")};
 }
 template <>
+inline LinkForeignClient ValidLink() {
+  return {.client = ValidLink<LinkClient>(),
+          .pod = ToNameField("servers-7d9f.x"),
+          .container = ToNameField("server")};
+}
+template <>
+inline LinkBrokerPod ValidLink() {
+  return {.pod = ToNameField("weights-7d9f.x")};
+}
+template <>
 inline LinkBuffer ValidLink() {
   return {.name = ToNameField("weights"),
           .creator = ToNameField("app"),
@@ -110,6 +120,8 @@ void ForEachLinkMessage(Visitor visit) {
   visit.template operator()<LinkWelcome>(LinkKind::kWelcome);
   visit.template operator()<LinkRegistry>(LinkKind::kRegistry);
   visit.template operator()<LinkClient>(LinkKind::kClient);
+  visit.template operator()<LinkForeignClient>(LinkKind::kForeignClient);
+  visit.template operator()<LinkBrokerPod>(LinkKind::kBrokerPod);
   visit.template operator()<LinkBuffer>(LinkKind::kBuffer);
   visit.template operator()<LinkGeneration>(LinkKind::kGeneration);
   visit.template operator()<LinkGpu>(LinkKind::kGpu);

@@ -328,6 +328,10 @@ Result<void> Validate(const CountersRequest& m) {
   return Rules("counters").Reserved(m.reserved).result();
 }
 template <>
+Result<void> Validate(const PodRequest& m) {
+  return Rules("pod").PodName("pod", m.pod).Name("container", m.container).result();
+}
+template <>
 Result<void> Validate(const CountersReply& m) {
   return Rules("counters")
       .NotZero("version", m.version)

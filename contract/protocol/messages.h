@@ -11,7 +11,7 @@
 //       zeroed reserved bytes, NUL-terminated text, names that are DNS labels, enums in range.
 //   (2) A peer that breaks a rule is disconnected, never asserted on.
 //   (3) Nothing that a client sends identifies it: the socket on which it connected identifies its
-//       container.
+//       container. The name in kPod is only shown.
 //   (4) Descriptors travel only with the kinds that say so. A client announces one first
 //       (kAnnounceDescriptor), so that the broker can keep descriptor passing switched off on its
 //       sockets otherwise (SO_PASSRIGHTS, Linux 6.16).
@@ -26,6 +26,7 @@
 //   5  kDescribe, kDescription, the description of a load in kTransfer
 //   6  kAlarm, kStageBlock, kBlock, Transport::kBlocks
 //   7  kGpus, the GPU's number in the flags of kCreate
+//   8  kPod
 #pragma once
 
 #include <array>
@@ -44,7 +45,7 @@ namespace gpushm::protocol {
 
 inline constexpr uint32_t kMagic = 0x4d485347;  // "GSHM"
 inline constexpr uint16_t kMinVersion = 1;
-inline constexpr uint16_t kMaxVersion = 7;
+inline constexpr uint16_t kMaxVersion = 8;
 inline constexpr uint16_t kReplyBit = 0x8000;
 
 // The name of the socket in each container's folder, and the default folder.
@@ -74,12 +75,15 @@ enum class Kind : uint16_t {
   kStageBlock = 20,          // + descriptor. For a kOffer to come, with Transport::kBlocks.
   kBlock = 21,               // Reply + descriptor.
   kGpus = 22,
+  kPod = 23,  // A client in another pod says which one it is.
 };
-inline constexpr uint16_t kMaxKind = 22;
+inline constexpr uint16_t kMaxKind = 23;
 
 // The version that introduced the kind.
 constexpr uint16_t VersionOf(Kind kind) {
   switch (kind) {
+    case Kind::kPod:
+      return 8;
     case Kind::kGpus:
       return 7;
     case Kind::kAlarm:
@@ -454,6 +458,14 @@ struct CountersRequest {
 };
 static_assert(sizeof(CountersRequest) == 8);
 
+// For metrics and the status page; nothing is decided by it. A broker that serves only its own pod
+// ignores it.
+struct PodRequest {
+  NameField pod;  // As from ToPodField.
+  NameField container;
+};
+static_assert(sizeof(PodRequest) == 128);
+
 // The same page again if the client had one: a process has one page at a broker.
 struct CountersReply {
   uint32_t version;  // kCountersVersion
@@ -461,7 +473,7 @@ struct CountersReply {
 };
 static_assert(sizeof(CountersReply) == 8);
 
-// Reply to kDetach, kPublish, kDelete, kContent, kDescribe, kAnnounceDescriptor, kStageBlock.
+// Reply to kDetach, kPublish, kDelete, kContent, kDescribe, kAnnounceDescriptor, kStageBlock, kPod.
 struct EmptyReply {
   uint64_t reserved;
 };
@@ -481,6 +493,11 @@ static_assert(sizeof(ErrorBody) == 2056);
 // Fails with kInvalidArgument if `name` is not valid; the text gives the reason and names `field`.
 Result<void> CheckName(std::string_view name, std::string_view field);
 NameField ToNameField(std::string_view name);  // `name` must fit (checked before).
+// The name of a pod as far as a field has room: Kubernetes allows 253 bytes.
+inline NameField ToPodField(std::string_view name) {
+  name = name.substr(0, limits::kNameBytes);
+  return ToNameField(name.substr(0, name.find_last_not_of("-.") + 1));
+}
 std::string_view FromNameField(const NameField& field);
 
 // ---- encoding

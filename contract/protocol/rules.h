@@ -73,6 +73,11 @@ class Rules {
     return IsName(name) ? *this
                         : That(false, field, ' ', Quote(Unpadded(name)), " is not a DNS label");
   }
+  // At least the first 63 bytes of one.
+  Rules& PodName(std::string_view field, const NameField& name) {
+    return That(IsPadded(name) && IsDnsSubdomain(Unpadded(name)), field, ' ', Quote(Unpadded(name)),
+                " is not the name of a pod");
+  }
   Rules& NameOrEmpty(std::string_view field, const NameField& name) {
     return IsEmpty(name) ? *this : Name(field, name);
   }

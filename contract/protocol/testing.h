@@ -184,6 +184,10 @@ inline BlockReply Valid() {
   return {.mapped_bytes = 2 << 20};
 }
 template <>
+inline PodRequest Valid() {
+  return {.pod = ToNameField("servers-7d9f.x"), .container = ToNameField("server")};
+}
+template <>
 inline CountersReply Valid() {
   return {.version = 1, .size_bytes = 4096};
 }
@@ -216,6 +220,7 @@ void ForEachMessage(Visitor visit) {
   visit.template operator()<TransferReportReply>(Kind::kTransferStatus, true);
   visit.template operator()<ContentRequest>(Kind::kContent, false);
   visit.template operator()<AnnounceDescriptorRequest>(Kind::kAnnounceDescriptor, false);
+  visit.template operator()<PodRequest>(Kind::kPod, false);
   visit.template operator()<CountersRequest>(Kind::kCounters, false);
   visit.template operator()<CountersReply>(Kind::kCounters, true);
   visit.template operator()<MakePageRequest>(Kind::kMakePage, false);

@@ -100,7 +100,7 @@ TEST_F(KeeperAttackTest, MessagesThatBreakTheProtocol) {
   message[0] ^= std::byte{1};
   ExpectBreach("magic", message);
   message = Encoded(LinkKind::kLease, lease);
-  message[4] = std::byte{9};
+  message[4] = std::byte{protocol::kLinkMaxVersion + 1};
   ExpectBreach("version", message);
   message = Encoded(LinkKind::kLease, lease);
   message.pop_back();

@@ -84,14 +84,15 @@ void Kept::Refuse(UniqueFd fd) {
 
 // ---- statements
 
-Result<void> Kept::Apply(const protocol::LinkClient& client, UniqueFd pidfd) {
-  if (!pidfd) return Broken(Concat("client ", client.client_id, " without its pidfd"));
-  const auto known = clients_.find(client.client_id);
+Result<void> Kept::Apply(const protocol::LinkForeignClient& client, UniqueFd pidfd) {
+  const uint64_t id = client.client.client_id;
+  if (!pidfd) return Broken(Concat("client ", id, " without its pidfd"));
+  const auto known = clients_.find(id);
   if (known == clients_.end() && clients_.size() >= limits::kLinkClients) {
     Refuse(std::move(pidfd));
     return Full("clients", limits::kLinkClients);
   }
-  Client& kept = known == clients_.end() ? clients_[client.client_id] : known->second;
+  Client& kept = known == clients_.end() ? clients_[id] : known->second;
   kept.stated = client;
   // Keeps the latest: a client that resumed its connection may be another process.
   Refuse(std::exchange(kept.pidfd, std::move(pidfd)));
@@ -362,7 +363,13 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
   if (cursor->stage == Stage::kClients) {
     decltype(clients_)::const_iterator client;
     if (advance(clients_, Stage::kBuffers, &client)) {
-      Encode(LinkKind::kClient, client->second.stated, client->second.pidfd.get(), statement);
+      const protocol::LinkForeignClient& stated = client->second.stated;
+      const int pidfd = client->second.pidfd.get();
+      if (stated.pod[0] != '\0' && version >= protocol::kLinkForeignVersion) {
+        Encode(LinkKind::kForeignClient, stated, pidfd, statement);
+      } else {
+        Encode(LinkKind::kClient, stated.client, pidfd, statement);
+      }
       return true;
     }
   }

@@ -78,7 +78,7 @@ class Kept {
     Lease* after = nullptr;
   };
   struct Client {
-    protocol::LinkClient stated{};
+    protocol::LinkForeignClient stated{};  // Without names of a pod, unless it told them.
     UniqueFd pidfd;
     Lease* leases = nullptr;  // First of the list; null if there is none.
     uint64_t round = 0;
@@ -114,7 +114,10 @@ class Kept {
   // limit.
   // A repeated statement replaces the former one. The descriptor of a known generation need not be
   // sent again, and is not taken if it is.
-  Result<void> Apply(const protocol::LinkClient& client, UniqueFd pidfd);
+  Result<void> Apply(const protocol::LinkClient& client, UniqueFd pidfd) {
+    return Apply({.client = client, .pod = {}, .container = {}}, std::move(pidfd));
+  }
+  Result<void> Apply(const protocol::LinkForeignClient& client, UniqueFd pidfd);
   Result<void> Apply(const protocol::LinkBuffer& buffer);
   Result<void> Apply(const protocol::LinkGeneration& generation, UniqueFd memory);
   Result<void> Apply(const protocol::LinkBlock& block, UniqueFd memory);

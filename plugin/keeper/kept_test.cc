@@ -400,6 +400,28 @@ TEST(Kept, AnOlderBrokerIsNotToldWhatGoesWithItsLastLease) {
   }
 }
 
+TEST(Kept, AClientInAnotherPodKeepsItsNames) {
+  Kept kept;
+  protocol::LinkForeignClient foreign{
+      .client = ClientOf(1), .pod = ToNameField("servers-1"), .container = ToNameField("server")};
+  ASSERT_TRUE(kept.Apply(ClientOf(1), Descriptor()));
+  ASSERT_TRUE(kept.Apply(foreign, Descriptor())) << "it says its pod after its first lease";
+  const auto next = [&](uint16_t version, Kept::Statement* statement) {
+    Kept::Cursor cursor;
+    return kept.Next(&cursor, version, statement);
+  };
+  Kept::Statement statement;
+  ASSERT_TRUE(next(protocol::kLinkForeignVersion, &statement));
+  const auto stated = protocol::ParseLink<protocol::LinkForeignClient>(
+      {statement.bytes.data(), statement.size_bytes});
+  ASSERT_TRUE(stated);
+  EXPECT_EQ(stated->pod, foreign.pod);
+  EXPECT_EQ(stated->container, foreign.container);
+  ASSERT_TRUE(next(protocol::kLinkForeignVersion - 1, &statement));
+  EXPECT_TRUE(protocol::ParseLink<LinkClient>({statement.bytes.data(), statement.size_bytes}))
+      << "an older broker or plugin knows no such clients";
+}
+
 TEST(Kept, ADumpNamesOnlyGenerationsThatItHas) {
   Kept kept;
   ASSERT_TRUE(kept.Apply(BufferOf("a", 5)));

@@ -67,6 +67,15 @@ std::string Text(const protocol::NameField& field) {
   return {field.data(), strnlen(field.data(), field.size())};
 }
 
+// As ClientView::container.
+std::string HolderOf(const protocol::LinkForeignClient& stated) {
+  if (stated.pod[0] == '\0') {
+    return std::string(protocol::FromNameField(stated.client.container));
+  }
+  return Concat(protocol::FromNameField(stated.pod), '/',
+                protocol::FromNameField(stated.container));
+}
+
 // A registry of another version is not an error: there is nothing to read in it.
 Result<std::shared_ptr<const registry::RegistryReader>> OpenRegistry(UniqueFd fd) {
   Result<std::unique_ptr<registry::RegistryReader>> reader =
@@ -452,8 +461,9 @@ Result<void> LinkServer::OnMessage(Connection& connection, protocol::Message& me
   }
   const bool may_have_descriptor =
       kind == protocol::LinkKind::kRegistry || kind == protocol::LinkKind::kCounters ||
-      kind == protocol::LinkKind::kClient || kind == protocol::LinkKind::kGeneration ||
-      kind == protocol::LinkKind::kDescription || kind == protocol::LinkKind::kBlock;
+      kind == protocol::LinkKind::kClient || kind == protocol::LinkKind::kForeignClient ||
+      kind == protocol::LinkKind::kGeneration || kind == protocol::LinkKind::kDescription ||
+      kind == protocol::LinkKind::kBlock;
   if (message.descriptors.size() > (may_have_descriptor ? 1u : 0u)) {
     return Broken(Concat("unexpected descriptor in a link message: kind ", header->kind, " has ",
                          message.descriptors.size()));
@@ -603,6 +613,20 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
       if (!body) return std::unexpected(body.error());
       if (descriptor < 0 || !IsPidfd(descriptor)) {
         return Broken(Concat("client ", body->client_id, " without a pidfd"));
+      }
+      return kept_.Apply(*body, take());
+    }
+    case protocol::LinkKind::kBrokerPod: {
+      const auto body = protocol::ParseLink<protocol::LinkBrokerPod>(message.span());
+      if (!body) return std::unexpected(body.error());
+      broker_pod_ = protocol::FromNameField(body->pod);
+      return {};
+    }
+    case protocol::LinkKind::kForeignClient: {
+      const auto body = protocol::ParseLink<protocol::LinkForeignClient>(message.span());
+      if (!body) return std::unexpected(body.error());
+      if (descriptor < 0 || !IsPidfd(descriptor)) {
+        return Broken(Concat("client ", body->client.client_id, " without a pidfd"));
       }
       return kept_.Apply(*body, take());
     }
@@ -925,6 +949,7 @@ LinkView LinkServer::Look() {
                 .open = broker_.has_value(),
                 .connected = broker_ && broker_->connection != 0,
                 .program = broker_ ? broker_->program : "",
+                .broker_pod = broker_pod_,
                 .kept = kept_.counts(),
                 .kept_heap_bytes = kept_.bytes(),
                 .exhausted = exhausted_,
@@ -945,9 +970,7 @@ LinkView LinkServer::Look() {
   for (const auto& [id, client] : kept_.clients()) {
     places[id] = static_cast<uint32_t>(view.clients.size());
     view.clients.push_back(
-        {.container = std::string(protocol::FromNameField(client.stated.container)),
-         .client_id = id,
-         .alive = !HasEnded(client.pidfd)});
+        {.container = HolderOf(client.stated), .client_id = id, .alive = !HasEnded(client.pidfd)});
   }
   LookAtBuffers(&view);
   view.leases.reserve(kept_.leases().size());
@@ -991,11 +1014,11 @@ void LinkServer::AddProcesses(NodeProcesses* out) const {
   for (const auto& [id, client] : kept_.clients()) {
     const int pid = PidOf(client.pidfd.get());
     if (pid <= 0) continue;
-    std::string container(protocol::FromNameField(client.stated.container));
-    const uint64_t offered_bytes = offered[container];
+    const uint64_t offered_bytes =
+        offered[std::string(protocol::FromNameField(client.stated.client.container))];
     out->clients.push_back({.pid = static_cast<uint32_t>(pid),
                             .allocation = name_,
-                            .container = std::move(container),
+                            .container = HolderOf(client.stated),
                             .offered_bytes = offered_bytes});
   }
   if (!broker_ || !broker_->pidfd || !counters_.mps()) return;

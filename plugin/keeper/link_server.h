@@ -272,6 +272,7 @@ class LinkServer {
 
   std::optional<Broker> broker_;
   std::shared_ptr<const registry::RegistryReader> registry_;
+  std::string broker_pod_;  // As the last broker stated it; empty: none did.
   Kept kept_;
   uint64_t counted_bytes_ = 0;  // Bytes of kept_ that the budget includes.
   uint64_t exhausted_ = 0;      // Times that everything was dropped for taking too much.

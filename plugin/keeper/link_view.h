@@ -19,6 +19,8 @@
 namespace gpushm::plugin {
 
 struct ClientView {
+  // With the pod before it, "POD/CONTAINER", if it is another pod that shares the claim. That name
+  // is what the client says.
   std::string container;
   uint64_t client_id = 0;
   // False: the process has ended; the broker or its successor will end its leases.
@@ -89,6 +91,7 @@ struct LinkView {
   bool open = false;            // The broker's process lives.
   bool connected = false;       // It is also connected.
   std::string program;          // The name that the broker states; empty: no broker.
+  std::string broker_pod{};     // The pod of the last broker, as it stated; empty: unknown.
   KeptCounts kept;
   uint64_t kept_heap_bytes = 0;     // Plugin memory that all of it takes.
   uint64_t exhausted = 0;           // Times that it was dropped for taking too much.

@@ -31,7 +31,15 @@ uint64_t ContentOf(const BufferView& buffer, const GenerationView& generation) {
 // Builds one pool: the buffers on that GPU first, then their meaning for containers.
 class PoolBuilder {
  public:
-  PoolBuilder(const LinkView& link, const Pod& pod, uint32_t number) : link_(link) {
+  // `may_show` decides on the name of another pod that shares the claim.
+  PoolBuilder(const LinkView& link, const Pod& pod, uint32_t number,
+              const std::function<bool(const std::string&)>& may_show)
+      : link_(link) {
+    for (const ClientView& client : link.clients) {
+      const size_t slash = client.container.find('/');
+      const bool shown = slash == std::string::npos || may_show(client.container.substr(0, slash));
+      holders_.push_back(shown ? client.container : protocol::kOtherPods);
+    }
     pool_.allocation = link.name;
     pool_.pod = pod;
     pool_.gpu = link.gpus[number].uuid;
@@ -78,8 +86,8 @@ class PoolBuilder {
 
  private:
   void AddWhatThePodHasOnce() {
-    for (const ClientView& client : link_.clients) {
-      if (client.alive) ++Container(client.container).clients;
+    for (size_t i = 0; i < holders_.size(); ++i) {
+      if (link_.clients[i].alive) ++Container(holders_[i]).clients;
     }
     for (const ContainerCounters& counted : link_.counters) {
       PoolContainer& container = Container(counted.container);
@@ -95,7 +103,7 @@ class PoolBuilder {
   // continue.
   void ChooseContainers() {
     std::set<std::string> all;
-    for (const ClientView& client : link_.clients) all.insert(client.container);
+    all.insert(holders_.begin(), holders_.end());
     for (const ContainerCounters& counted : link_.counters) all.insert(counted.container);
     for (const BufferView& buffer : link_.buffers) {
       if (!buffer.creator.empty()) all.insert(buffer.creator);
@@ -147,7 +155,7 @@ class PoolBuilder {
     const std::vector<const LeaseView*>& leases = found->second;
     std::map<AttachmentKey, uint64_t> counts;
     for (const LeaseView* const lease : leases) {
-      ++counts[{Shown(link_.clients[lease->client].container), AccessName(lease->access)}];
+      ++counts[{Shown(holders_[lease->client]), AccessName(lease->access)}];
     }
     saved_bytes_ += generation.mapped_bytes * (leases.size() - 1);
     // The remainder of the division goes to the first container, so that the sum is exact.
@@ -223,6 +231,7 @@ class PoolBuilder {
   }
 
   const LinkView& link_;
+  std::vector<std::string> holders_;  // Names of containers, by the index of the client.
   PoolView pool_;
   std::set<std::string> shown_;                               // Names of containers.
   std::map<uint64_t, std::vector<const LeaseView*>> leases_;  // Keyed by generation.
@@ -231,12 +240,12 @@ class PoolBuilder {
   uint64_t physical_bytes_ = 0;
 };
 
-std::map<std::string, Pod> OwnersOfAllocations(const std::vector<Binding>& bindings) {
-  std::map<std::string, Pod> owners;
+std::map<std::string, Binding> MemoryByName(const std::vector<Binding>& bindings) {
+  std::map<std::string, Binding> by_name;
   for (const Binding& binding : bindings) {
-    if (binding.resource == Resource::kMemory) owners[binding.name()] = binding.owner.pod;
+    if (binding.resource == Resource::kMemory) by_name.emplace(binding.name(), binding);
   }
-  return owners;
+  return by_name;
 }
 
 std::vector<GpuView> GpusOf(const NodeFacts& facts) {
@@ -274,22 +283,36 @@ std::vector<GpuView> GpusOf(const NodeFacts& facts) {
 
 NodeViewBuilder::NodeViewBuilder(const NodeFacts& facts)
     : facts_(facts),
-      owners_(OwnersOfAllocations(facts.bindings)),
-      node_{.gpus = GpusOf(facts), .pools = {}} {}
+      bindings_(MemoryByName(facts.bindings)),
+      node_{.gpus = GpusOf(facts), .pools = {}} {
+  for (const auto& [name, binding] : bindings_) pods_.emplace(binding.owner.pod, name);
+}
 
 void NodeViewBuilder::Add(const LinkView& link) {
   if (!link.granted) return;
-  const auto owner = owners_.find(link.name);
+  const auto binding = bindings_.find(link.name);
   // Without Kubernetes, or if another pod now has these device IDs, the allocation's name
   // identifies the pool.
-  const bool known = owner != owners_.end() && !owner->second.name.empty();
-  for (uint32_t number = 0; number < link.gpus.size(); ++number) {
-    AddPool(link, known ? owner->second : Pod{"", link.name}, number);
+  Pod pod{"", link.name};
+  if (binding != bindings_.end() && !binding->second.owner.pod.name.empty()) {
+    pod = binding->second.owner.pod;
+    // Of a claim that pods share, the book knows only the pod for which it was prepared.
+    if (binding->second.others != Others::kNone && !link.broker_pod.empty()) {
+      const Pod stated{pod.name_space, link.broker_pod};
+      if (MayShow(link, stated)) pod = stated;
+    }
   }
+  for (uint32_t number = 0; number < link.gpus.size(); ++number) AddPool(link, pod, number);
+}
+
+bool NodeViewBuilder::MayShow(const LinkView& link, const Pod& pod) {
+  return pods_.emplace(pod, link.name).first->second == link.name;
 }
 
 void NodeViewBuilder::AddPool(const LinkView& link, const Pod& pod, uint32_t number) {
-  PoolBuilder builder(link, pod, number);
+  PoolBuilder builder(link, pod, number, [&](const std::string& name) {
+    return name != pod.name && MayShow(link, {pod.name_space, name});
+  });
   PoolView pool = builder.Build();
   const auto gpu =
       std::ranges::find(node_.gpus, pool.gpu, [](const GpuView& view) { return view.device.uuid; });

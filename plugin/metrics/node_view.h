@@ -23,6 +23,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -59,6 +60,7 @@ struct PoolBuffer : status::Buffer {
   int64_t created_unix_ns = 0;  // Of the current generation.
 };
 
+// `name` is POD/CONTAINER of a container in another pod, which shares the claim.
 struct PoolContainer : status::Container {
   std::optional<protocol::CounterValues> counters{};  // Absent: it counted nothing.
 };
@@ -126,8 +128,11 @@ class NodeViewBuilder {
 
  private:
   void AddPool(const LinkView& link, const Pod& pod, uint32_t number);
+  // Whether what the link says of another pod may be shown under that pod's name: nothing else is.
+  bool MayShow(const LinkView& link, const Pod& pod);
   const NodeFacts& facts_;
-  const std::map<std::string, Pod> owners_;  // Keyed by allocation.
+  const std::map<std::string, Binding> bindings_;  // Of memory, keyed by allocation.
+  std::map<Pod, std::string> pods_;                // The allocation that a pod's name belongs to.
   NodeView node_;
 };
 

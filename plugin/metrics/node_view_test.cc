@@ -104,6 +104,57 @@ TEST(NodeView, BytesThatNobodyAttachedAreTheSidecarS) {
   EXPECT_EQ(node.gpus[0].saved_bytes, 0U);
 }
 
+Binding ClaimOf(const std::string& name, const std::string& pod, Others others) {
+  return {.resource = Resource::kMemory,
+          .ids = {name},
+          .gpus = {kGpu},
+          .owner = {{"team", pod}, ""},
+          .claim_bytes = 100 * kMi,
+          .others = others};
+}
+
+// Goal: the bytes of a claim are split over the pods that share it, and nobody is shown under the
+// name of a pod that is somebody else. Method: two pods, one of which pretends to be the owner of
+// another claim; the owner is not the pod for which the claim was prepared.
+TEST(NodeView, TheBytesOfASharedClaimAreSplitOverItsPods) {
+  Node facts = Facts();
+  facts.bindings = {ClaimOf("m0000", "servers-1", Others::kRead),
+                    ClaimOf("m0001", "victim", Others::kNone)};
+  LinkView link = Link();
+  link.broker_pod = "weights-2";
+  AddBuffer(&link, "weights", 1, 9 * kMi);
+  AddLease(&link, "app", 1);
+  AddLease(&link, "servers-1/server", 1);
+  AddLease(&link, "victim/server", 1);
+  facts.links = {link, Link("m0001")};
+  const NodeView node = BuildNodeView(facts);
+  ASSERT_EQ(node.pools.size(), 2U);
+  EXPECT_EQ(node.pools[0].pod.name, "weights-2");
+  for (const char* const name : {"app", "servers-1/server", "other-pods"}) {
+    const PoolContainer& container = ContainerOf(node.pools[0], name);
+    EXPECT_EQ(container.proportional_bytes, 3 * kMi) << name;
+    EXPECT_EQ(container.clients, 1U) << name;
+  }
+  EXPECT_EQ(node.pools[1].pod.name, "victim");
+  EXPECT_EQ(node.gpus[0].saved_bytes, 18 * kMi);
+}
+
+TEST(NodeView, ABrokerIsNotShownUnderTheNameOfAnotherPod) {
+  Node facts = Facts();
+  facts.bindings = {ClaimOf("m0000", "first", Others::kRead),
+                    ClaimOf("m0001", "victim", Others::kNone),
+                    ClaimOf("m0002", "own", Others::kNone)};
+  LinkView liar = Link();
+  liar.broker_pod = "victim";
+  LinkView alone = Link("m0002");
+  alone.broker_pod = "other";
+  facts.links = {liar, Link("m0001"), alone};
+  const NodeView node = BuildNodeView(facts);
+  ASSERT_EQ(node.pools.size(), 3U);
+  EXPECT_EQ(node.pools[0].pod.name, "first");
+  EXPECT_EQ(node.pools[2].pod.name, "own") << "the book knows the only pod of a claim";
+}
+
 TEST(NodeView, SignalsAreCountedByKindAndState) {
   Node facts = Facts();
   LinkView link = Link();

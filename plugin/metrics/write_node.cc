@@ -14,6 +14,18 @@ using protocol::Counter;
 
 constexpr double kNano = 1e-9;
 
+// The pod and the container of a holder that the pool shows.
+struct Holder {
+  Holder(const PoolView& pool, std::string_view name) : pod(pool.pod.name), container(name) {
+    const size_t slash = name.find('/');
+    if (slash == std::string_view::npos) return;
+    pod = name.substr(0, slash);
+    container = name.substr(slash + 1);
+  }
+  std::string_view pod;
+  std::string_view container;
+};
+
 // Visits those that occurred.
 template <typename Visit>
 void ForErrors(const protocol::CounterValues& values, Visit visit) {
@@ -110,7 +122,8 @@ class PoolWriter {
   void EachContainer(Metric metric, Value value) {
     for (const PoolView& pool : node_.pools) {
       for (const PoolContainer& container : pool.containers) {
-        out_.Add(metric, {pool.pod.name_space, pool.pod.name, container.name, pool.gpu},
+        const Holder holder(pool, container.name);
+        out_.Add(metric, {pool.pod.name_space, holder.pod, holder.container, pool.gpu},
                  value(container));
       }
     }
@@ -120,7 +133,8 @@ class PoolWriter {
     for (const PoolView& pool : node_.pools) {
       for (const PoolContainer& container : pool.containers) {
         if (!(container.*member)) continue;
-        out_.Add(metric, {pool.pod.name_space, pool.pod.name, container.name, pool.gpu},
+        const Holder holder(pool, container.name);
+        out_.Add(metric, {pool.pod.name_space, holder.pod, holder.container, pool.gpu},
                  *(container.*member));
       }
     }
@@ -233,9 +247,10 @@ void WriteBuffers(PoolWriter* each, Exposition* out) {
   });
   each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
     for (const status::Attachment& view : buffer.attachments) {
+      const Holder holder(pool, view.container);
       out->Add(
           Metric::kAttachmentMapped,
-          {pool.pod.name_space, pool.pod.name, view.container, buffer.name, pool.gpu, view.access},
+          {pool.pod.name_space, holder.pod, holder.container, buffer.name, pool.gpu, view.access},
           view.mapped_bytes);
     }
   });

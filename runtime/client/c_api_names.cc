@@ -3,21 +3,37 @@
 
 #include "contract/limits.h"
 #include "contract/registry/host_list.h"
+#include "platform/base/name.h"
 #include "runtime/client/c_api_support.h"
 
 namespace gpushm::client {
 namespace {
 
-// Apart from GPUSHM_DRIVER, this is the only place where the library reads the environment.
+// Apart from GPUSHM_DRIVER, this file is the only one in which the library reads the environment.
 std::string FolderFromEnvironment() {
   const char* folder = std::getenv("GPUSHM_DIR");
   return folder == nullptr || folder[0] == '\0' ? protocol::kDefaultFolder : folder;
 }
 
+// The injector sets both in pods that use another pod's claim.
+void AddPod(Session::Place* place) {
+  const auto variable = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  std::string pod = variable("GPUSHM_POD");
+  std::string container = variable("GPUSHM_CONTAINER");
+  if (!IsDnsSubdomain(pod) || !IsDnsLabel(container)) return;
+  place->pod = std::move(pod);
+  place->container = std::move(container);
+}
+
 Result<Session::Place> PlaceOf(const gpushm_open_options& options) {
   if (options.pod_uid == nullptr) {
     const std::string folder = options.folder == nullptr ? FolderFromEnvironment() : options.folder;
-    return Session::Place{.socket_path = Concat(folder, "/", protocol::kSocketName)};
+    Session::Place place{.socket_path = Concat(folder, "/", protocol::kSocketName)};
+    AddPod(&place);
+    return place;
   }
   if (!registry::IsPodUid(options.pod_uid)) {
     return Fail(Code::kInvalidArgument, Concat("invalid pod UID \"", options.pod_uid, "\""),

@@ -414,6 +414,25 @@ TEST_F(ClientTest, TellsThePodsGpus) {
   EXPECT_EQ(gpushm_create(client_.get(), "new", kMiB, &options, nullptr), GPUSHM_OK);
 }
 
+// A pod that uses another pod's claim says which one it is, because the broker cannot see it.
+TEST_F(ClientTest, TellsThePodThatTheInjectorNames) {
+  const auto told = [&](const char* pod, const char* container) {
+    setenv("GPUSHM_POD", pod, 1);
+    setenv("GPUSHM_CONTAINER", container, 1);
+    const size_t before = broker_->requests(Kind::kPod);
+    Open();
+    unsetenv("GPUSHM_POD");
+    unsetenv("GPUSHM_CONTAINER");
+    return broker_->requests(Kind::kPod) - before;
+  };
+  EXPECT_EQ(told("", ""), 0U);
+  EXPECT_EQ(told("servers-1.a", "server"), 1U);
+  EXPECT_EQ(told((std::string(62, 'a') + "-" + std::string(100, 'b')).c_str(), "server"), 1U)
+      << "cut off where the message ends";
+  EXPECT_EQ(told("Not a pod", "server"), 0U) << "the broker would end the connection";
+  EXPECT_EQ(told("servers-1", ""), 0U);
+}
+
 TEST_F(ClientTest, RefusesWhatALaterVersionMaySupport) {
   Open();
   using Options = gpushm_create_options;

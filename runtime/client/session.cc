@@ -208,6 +208,9 @@ Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline)
   if (counters_ != nullptr && hello.version >= protocol::VersionOf(Kind::kCounters)) {
     if (auto asked = AskForPage(connection->get(), deadline); !asked) return asked;
   }
+  if (!place_.pod.empty() && hello.version >= protocol::VersionOf(Kind::kPod)) {
+    if (auto told = TellPod(connection->get(), deadline); !told) return told;
+  }
 
   const bool first = peer_.serial == 0;
   const Return how{.same_broker = !first && peer_.epoch == hello.epoch,
@@ -260,6 +263,20 @@ Result<void> Session::AskForPage(int socket, const Deadline& deadline) {
   if (!page && page.error().code() == Code::kCorrupt) return std::unexpected(page.error());
   if (page) counters_->Use(std::move(*page));
   return {};
+}
+
+Result<void> Session::TellPod(int socket, const Deadline& deadline) {
+  const protocol::PodRequest body{.pod = protocol::ToPodField(place_.pod),
+                                  .container = protocol::ToNameField(place_.container)};
+  protocol::Buffer bytes;
+  const size_t size_bytes = protocol::EncodeRequest(Kind::kPod, 0, body, &bytes);
+  bool sent = false;
+  error_from_broker_ = false;
+  const Result<void> done =
+      Exchange(socket, Kind::kPod, {bytes.data(), size_bytes}, {}, deadline, &sent);
+  reply_.descriptors.clear();
+  const bool usable = done || error_from_broker_ || !EndsConnection(done.error().code());
+  return usable ? Result<void>() : done;
 }
 
 Result<void> Session::Exchange(int socket, Kind kind, std::span<std::byte> request,

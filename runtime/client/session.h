@@ -91,6 +91,10 @@ class Session {
     // If not empty: a file whose owner must be the user of the broker. For a folder where any
     // process may bind a name: /dev/shm.
     std::string owned_file = {};
+    // If not empty: the pod and the container to show for this process, which shares the claim of
+    // another pod.
+    std::string pod = {};
+    std::string container = {};
   };
 
   // Observer and counters may be null. If not, they must outlive the session.
@@ -171,6 +175,7 @@ class Session {
   Result<void> Announce(const Deadline& deadline, bool* sent);
   Result<void> Connect(const SessionLock& lock, const Deadline& deadline);
   Result<void> AskForPage(int socket, const Deadline& deadline);
+  Result<void> TellPod(int socket, const Deadline& deadline);
   Result<void> CheckOwner(int socket) const;
   Result<UniqueFd> Greet(const Deadline& deadline, bool with_pidfd, protocol::HelloReply* hello);
 

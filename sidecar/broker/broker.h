@@ -158,6 +158,7 @@ class Broker : private Handler {
   Result<void> OnDescribe(Request& request);
   Result<void> OnDescription(Request& request);
   Result<void> OnCounters(Request& request);
+  Result<void> OnPod(Request& request);
   Result<void> OnMakePage(Request& request);
   Result<void> OnAlarm(Request& request);
 

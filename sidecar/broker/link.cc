@@ -32,7 +32,9 @@ constexpr LinkKind kKindOf<protocol::LinkRegistry> = LinkKind::kRegistry;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkCounters> = LinkKind::kCounters;
 template <>
-constexpr LinkKind kKindOf<protocol::LinkClient> = LinkKind::kClient;
+constexpr LinkKind kKindOf<protocol::LinkBrokerPod> = LinkKind::kBrokerPod;
+template <>
+constexpr LinkKind kKindOf<protocol::LinkForeignClient> = LinkKind::kForeignClient;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkBuffer> = LinkKind::kBuffer;
 template <>
@@ -228,12 +230,15 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
   };
   Result<bool> taken = true;
   switch (static_cast<LinkKind>(header->kind)) {
-    case LinkKind::kClient: {
+    case LinkKind::kClient:
+    case LinkKind::kForeignClient: {
       Greeting::Client& client = greeting->clients.emplace_back();
-      taken = take(&client.stated);
+      protocol::LinkClient& stated = client.stated.client;
+      const bool foreign = header->kind == static_cast<uint16_t>(LinkKind::kForeignClient);
+      taken = foreign ? take(&client.stated) : take(&stated);
       client.pidfd = std::move(descriptor);
-      greeting->kept.clients[client.stated.client_id] =
-          std::string(protocol::FromNameField(client.stated.container));
+      greeting->kept.clients[stated.client_id] =
+          std::string(protocol::FromNameField(stated.container));
       break;
     }
     case LinkKind::kBuffer:
@@ -448,6 +453,9 @@ void Link::StateEverything() {
             counters_);
   }
   if (phase_ != Phase::kUp) return;  // No descriptors are left; try again later.
+  if (!settings_.pod.empty() && version_ >= VersionOf(LinkKind::kBrokerPod)) {
+    Enqueue(protocol::LinkBrokerPod{protocol::ToPodField(settings_.pod)}, -1);
+  }
   stating_ = true;
   events_.on_start();
   Pump();
@@ -502,6 +510,11 @@ Result<bool> Link::TrySend(const Body& body, int descriptor) {
         }
         if constexpr (std::is_same_v<T, protocol::LinkBuffer>) {
           if (version_ < protocol::kLinkUntilUnusedVersion) b.flags &= ~protocol::kFlagUntilUnused;
+        }
+        if constexpr (std::is_same_v<T, protocol::LinkForeignClient>) {
+          if (b.pod[0] == '\0' || version_ < protocol::kLinkForeignVersion) {
+            return protocol::EncodeLink(LinkKind::kClient, b.client, &bytes);
+          }
         }
         return protocol::EncodeLink(kKindOf<T>, b, &bytes);
       },

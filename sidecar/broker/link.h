@@ -36,6 +36,7 @@ class Link {
  public:
   struct Settings {
     std::string folder;
+    std::string pod;  // The name of this pod; empty if it is not known.
     uint64_t epoch = 0;
     int64_t first_retry_ms = 100;
     // Until a restarted plugin has the state again, a broker that is killed loses its buffers.
@@ -46,7 +47,7 @@ class Link {
   };
   struct Greeting {
     struct Client {
-      protocol::LinkClient stated;
+      protocol::LinkForeignClient stated;  // Without names of a pod, unless it told them.
       UniqueFd pidfd;
     };
     struct Gpu {
@@ -99,10 +100,11 @@ class Link {
 
  private:
   enum class Phase { kDown, kGreeting, kUp };
-  using Body = std::variant<protocol::LinkRegistry, protocol::LinkCounters, protocol::LinkClient,
-                            protocol::LinkBuffer, protocol::LinkGeneration, protocol::LinkBlock,
-                            protocol::LinkContent, protocol::LinkDescription, protocol::LinkLease,
-                            protocol::LinkDrop, protocol::LinkEnd>;
+  using Body =
+      std::variant<protocol::LinkRegistry, protocol::LinkCounters, protocol::LinkBrokerPod,
+                   protocol::LinkForeignClient, protocol::LinkBuffer, protocol::LinkGeneration,
+                   protocol::LinkBlock, protocol::LinkContent, protocol::LinkDescription,
+                   protocol::LinkLease, protocol::LinkDrop, protocol::LinkEnd>;
   struct Queued {
     Body body;
     UniqueFd descriptor;

@@ -107,6 +107,8 @@ class Recorder {
     Add(Kind::kTransfer, TransferRequest{ToNameField("offered"), 2, 0, 0}, true);
     Add(Kind::kAnnounceDescriptor, AnnounceDescriptorRequest{0});
     Add(Kind::kCounters, CountersRequest{0});
+    Add(Kind::kPod, protocol::PodRequest{.pod = protocol::ToNameField("servers-1"),
+                                         .container = protocol::ToNameField("server")});
     for (uint64_t lease = 1; lease < 4; ++lease) {
       Add(Kind::kDescribe, DescribeRequest{lease, kDescriptionText.size()}, true);
     }

@@ -6,7 +6,10 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <mutex>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "contract/protocol/link.h"
 #include "sidecar/broker/testing/broker_process.h"
@@ -37,7 +40,7 @@ class OthersTest : public ::testing::Test {
   void Start(bool may_write) {
     plugin_.emplace(link_.path(), [this, may_write, gpu = SomeGpu()](int socket, int) {
       protocol::LinkWelcome welcome = Plugin::Welcome(gpu);
-      welcome.version = protocol::kLinkOthersVersion;
+      welcome.version = link_version_;
       Plugin::Say(socket, LinkKind::kWelcome, welcome);
       const UniqueFd listener = *protocol::Listen(others_, 0666);
       const int fd = listener.get();
@@ -48,6 +51,7 @@ class OthersTest : public ::testing::Test {
       while (!hang_up_) {
         const auto got = protocol::Receive(socket, &message, Deadline::AfterMs(20));
         if (!got && got.error().code() != Code::kTimeout) break;
+        if (got) Note(message);
       }
       hang_up_ = false;
     });
@@ -58,11 +62,34 @@ class OthersTest : public ::testing::Test {
     ASSERT_TRUE(broker_->ready()) << broker_->log();
   }
 
+  // Whatever the broker states of its pod and of clients in others.
+  void Note(const protocol::Message& message) {
+    const std::lock_guard lock(mutex_);
+    if (const auto pod = protocol::ParseLink<protocol::LinkBrokerPod>(message.span())) {
+      stated_.push_back(std::string(protocol::FromNameField(pod->pod)));
+    }
+    if (const auto client = protocol::ParseLink<protocol::LinkForeignClient>(message.span())) {
+      stated_.push_back(Concat(protocol::FromNameField(client->client.container), ' ',
+                               protocol::FromNameField(client->pod), '/',
+                               protocol::FromNameField(client->container)));
+    }
+    if (const auto client = protocol::ParseLink<protocol::LinkClient>(message.span())) {
+      stated_.push_back(std::string(protocol::FromNameField(client->container)));
+    }
+  }
+  std::vector<std::string> stated() {
+    const std::lock_guard lock(mutex_);
+    return stated_;
+  }
+
   ~OthersTest() override {
     broker_.reset();
     hang_up_ = true;
   }
 
+  uint16_t link_version_ = protocol::kLinkMaxVersion;
+  std::mutex mutex_;
+  std::vector<std::string> stated_;
   TempFolder link_;
   TempFolder folder_;
   TempFolder claim_;
@@ -104,6 +131,50 @@ TEST_F(OthersTest, TheyWriteIfTheClaimSaysSo) {
   EXPECT_TRUE(other.Attach("shared", 2));
   EXPECT_TRUE(other.Create("mine", 2 << 20));
   EXPECT_EQ(CodeOf(other.Attach("listed", 2)), Code::kDenied);
+}
+
+protocol::PodRequest InPod(const char* pod) {
+  return {.pod = protocol::ToNameField(pod), .container = protocol::ToNameField("server")};
+}
+
+// Goal: operators see which of the pods that share a claim holds what. Method: a client says its
+// pod before it attaches, and another one after.
+TEST_F(OthersTest, ThePluginLearnsWhichPodAClientIsIn) {
+  setenv("GPUSHM_POD_NAMESPACE", "team", 1);
+  setenv("GPUSHM_POD_NAME", "weights-0", 1);
+  Start(/*may_write=*/false);
+  RawClient first(others_);
+  RawClient second(others_);
+  ASSERT_TRUE(first.Hello() && second.Hello());
+  using protocol::EmptyReply;
+  ASSERT_TRUE(first.Call<EmptyReply>(protocol::Kind::kPod, InPod("servers-1")));
+  ASSERT_TRUE(first.Attach("shared"));
+  ASSERT_TRUE(second.Attach("shared"));
+  ASSERT_TRUE(second.Call<EmptyReply>(protocol::Kind::kPod, InPod("servers-2")));
+  EXPECT_TRUE(second.Call<EmptyReply>(protocol::Kind::kPod, InPod("servers-2")));
+  ASSERT_TRUE(Eventually([&] { return stated().size() >= 4; }));
+  EXPECT_THAT(stated(), ::testing::ElementsAre("weights-0", "other-pods servers-1/server",
+                                               "other-pods", "other-pods servers-2/server"));
+  RawClient own(broker_->Socket("app"));
+  ASSERT_TRUE(own.Hello());
+  EXPECT_TRUE(own.Call<EmptyReply>(protocol::Kind::kPod, InPod("liar")));
+  ASSERT_TRUE(own.Attach("shared"));
+  ASSERT_TRUE(Eventually([&] { return stated().size() >= 5; }));
+  EXPECT_EQ(stated().back(), "app") << "the socket says that it is in the broker's own pod";
+  EXPECT_EQ(CodeOf(first.Call<EmptyReply>(protocol::Kind::kPod, InPod("Bad_Name"))),
+            Code::kUnavailable)
+      << "it breaks the protocol";
+}
+
+TEST_F(OthersTest, AnOlderPluginIsToldAClientWithoutItsPod) {
+  link_version_ = protocol::kLinkOthersVersion;
+  Start(/*may_write=*/false);
+  RawClient first(others_);
+  ASSERT_TRUE(first.Hello());
+  ASSERT_TRUE(first.Call<protocol::EmptyReply>(protocol::Kind::kPod, InPod("servers-1")));
+  ASSERT_TRUE(first.Attach("shared"));
+  ASSERT_TRUE(Eventually([&] { return !stated().empty(); }));
+  EXPECT_THAT(stated(), ::testing::ElementsAre("other-pods"));
 }
 
 // Goal: a plugin that is replaced costs the other pods nothing. Method: the link breaks, and the

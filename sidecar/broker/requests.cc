@@ -161,6 +161,8 @@ Result<void> Broker::OnRequest(Request& request) {
       return OnDescription(request);
     case Kind::kCounters:
       return OnCounters(request);
+    case Kind::kPod:
+      return OnPod(request);
     case Kind::kMakePage:
       return OnMakePage(request);
     case Kind::kAlarm:
@@ -695,6 +697,16 @@ Result<void> Broker::OnCounters(Request& request) {
                  protocol::CountersReply{.version = protocol::kCountersVersion,
                                          .size_bytes = sizeof(protocol::CounterPage)},
                  *page);
+  return {};
+}
+
+Result<void> Broker::OnPod(Request& request) {
+  const auto body = protocol::Parse<protocol::PodRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  const uint64_t id = request.client.id;
+  // A client that resumed may be stated already, without the name.
+  if (server_->SetPod(id, *body) && link_ && announced_.erase(id) == 1) Announce(id);
+  server_->Reply(request.to, protocol::EmptyReply{});
   return {};
 }
 

@@ -46,9 +46,11 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
         "enable CDI in the container runtime, or update it, "
         "and check that the sidecar requests gpushm.io/memory");
   }
-  link_.emplace(
-      loop_, &closer_,
-      Link::Settings{.folder = folder, .epoch = epoch_, .die_after = options_.link_die_after});
+  link_.emplace(loop_, &closer_,
+                Link::Settings{.folder = folder,
+                               .pod = options_.pod.substr(options_.pod.find('/') + 1),
+                               .epoch = epoch_,
+                               .die_after = options_.link_die_after});
   Result<Link::Greeting> answered = link_->Greet(options_.start_timeout_ms);
   if (!answered) return std::unexpected(answered.error());
   *greeting = std::move(*answered);
@@ -123,9 +125,10 @@ void Broker::Restore(Ledger::Kept kept, std::set<std::string>* settled) {
 
 void Broker::RestoreClients(std::vector<Link::Greeting::Client> clients) {
   for (Link::Greeting::Client& kept : clients) {
-    const Client client{kept.stated.client_id,
-                        std::string(protocol::FromNameField(kept.stated.container))};
-    const auto known = server_->Restore(client, kept.stated.token, std::move(kept.pidfd));
+    const protocol::LinkClient& stated = kept.stated.client;
+    const Client client{stated.client_id, std::string(protocol::FromNameField(stated.container))};
+    const auto known = server_->Restore(
+        client, stated.token, {kept.stated.pod, kept.stated.container}, std::move(kept.pidfd));
     if (known) continue;
     LogWarning("not-restored",
                {{"reason", Concat("client ", client.id, ": ", known.error().what())}});
@@ -158,10 +161,12 @@ Result<void> Broker::RunLink(const std::vector<Link::Greeting::Gpu>& gpus) {
 std::optional<Statement> Broker::ClientStatement(uint64_t client_id) const {
   const std::optional<Server::Identity> identity = server_->Identify(client_id);
   if (!identity) return std::nullopt;
-  protocol::LinkClient stated{};
-  stated.client_id = client_id;
-  stated.token = identity->token;
-  stated.container = protocol::ToNameField(identity->client.container);
+  protocol::LinkForeignClient stated{};
+  stated.client.client_id = client_id;
+  stated.client.token = identity->token;
+  stated.client.container = protocol::ToNameField(identity->client.container);
+  stated.pod = identity->pod.pod;
+  stated.container = identity->pod.container;
   return Statement{stated, identity->pidfd};
 }
 
@@ -200,8 +205,8 @@ std::optional<Statement> Broker::NextStatement() {
 }
 
 void Broker::OnStated(const Statement& statement) {
-  if (const auto* client = std::get_if<protocol::LinkClient>(&statement.body)) {
-    announced_.insert(client->client_id);
+  if (const auto* stated = std::get_if<protocol::LinkForeignClient>(&statement.body)) {
+    announced_.insert(stated->client.client_id);
   } else {
     Ledger::Advance(&stated_, statement);
   }

@@ -135,7 +135,7 @@ void Server::CloseListener(Listener* listener) {
 }
 
 Result<void> Server::Restore(const Client& client, const protocol::ResumeToken& token,
-                             UniqueFd pidfd) {
+                             const protocol::PodRequest& pod, UniqueFd pidfd) {
   const auto listener = std::find_if(listeners_.begin(), listeners_.end(), [&](const auto& l) {
     return l->container == client.container;
   });
@@ -159,6 +159,7 @@ Result<void> Server::Restore(const Client& client, const protocol::ResumeToken& 
   connection.listener = listener->get();
   connection.pidfd = std::move(pidfd);
   connection.token = token;
+  connection.pod = pod;
   connection.said_hello = true;
   ++connection.listener->connected;
   ++connection.listener->absent;
@@ -308,7 +309,14 @@ std::optional<Server::Identity> Server::Identify(uint64_t client_id) const {
   const auto found = connections_.find(client_id);
   if (found == connections_.end() || !found->second.pidfd) return std::nullopt;
   const Connection& connection = found->second;
-  return Identity{connection.client, connection.token, connection.pidfd.get()};
+  return Identity{connection.client, connection.token, connection.pod, connection.pidfd.get()};
+}
+
+bool Server::SetPod(uint64_t client_id, const protocol::PodRequest& pod) {
+  Connection* const connection = Find(client_id);
+  if (connection == nullptr || !connection->listener->path.empty()) return false;
+  const protocol::PodRequest former = std::exchange(connection->pod, pod);
+  return former.pod != pod.pod || former.container != pod.container;
 }
 
 // ---- requests

@@ -92,7 +92,8 @@ class Server {
 
   // Adds a client of an earlier broker, which may connect and resume. Fails with kNotFound if its
   // container is not served.
-  Result<void> Restore(const Client& client, const protocol::ResumeToken& token, UniqueFd pidfd);
+  Result<void> Restore(const Client& client, const protocol::ResumeToken& token,
+                       const protocol::PodRequest& pod, UniqueFd pidfd);
   // Ends the clients whose processes have already ended, without waiting for the loop to notice.
   void EndDead();
 
@@ -117,9 +118,12 @@ class Server {
   struct Identity {
     Client client;
     protocol::ResumeToken token;
-    int pidfd = -1;  // Owned by the server.
+    protocol::PodRequest pod;  // Empty: it told none.
+    int pidfd = -1;            // Owned by the server.
   };
   std::optional<Identity> Identify(uint64_t client_id) const;
+  // Keeps what a client at a socket of ListenAt says of itself. False: nothing new.
+  bool SetPod(uint64_t client_id, const protocol::PodRequest& pod);
 
  private:
   struct Outgoing {
@@ -146,6 +150,7 @@ class Server {
     uint64_t number = 0;  // Number of this connection; a client that resumes gets another one.
     UniqueFd pidfd;       // Invalid until Hello if the kernel does not provide it.
     protocol::ResumeToken token{};
+    protocol::PodRequest pod{};
     bool guest = false;
     bool said_hello = false;
     uint16_t version = protocol::kMinVersion;  // Agreed on in Hello.

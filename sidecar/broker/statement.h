@@ -9,7 +9,7 @@
 namespace gpushm::broker {
 
 struct Statement {
-  std::variant<protocol::LinkClient, protocol::LinkBuffer, protocol::LinkGeneration,
+  std::variant<protocol::LinkForeignClient, protocol::LinkBuffer, protocol::LinkGeneration,
                protocol::LinkBlock, protocol::LinkContent, protocol::LinkDescription,
                protocol::LinkLease, protocol::LinkDrop>
       body;

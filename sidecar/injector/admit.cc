@@ -145,7 +145,7 @@ void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
     if (plan.UsesOthers()) {
       // The plugin mounts the folder, because it is not the pod's.
       if (container->Variable(kFolderVariable) == nullptr) {
-        PutEntries(container->at / "env", {ClaimFolder()}, patch);
+        PutEntries(container->at / "env", ClaimVariables(name), patch);
       }
     } else {
       Mount(*container, SocketMount(name), patch);

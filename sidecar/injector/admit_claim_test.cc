@@ -219,8 +219,7 @@ TEST(ForeignClaims, OnlyGpushmGivesTheClaimToContainers) {
   later["spec"]["containers"][0]["resources"]["claims"].push_back(Entry("broker"));
   EXPECT_FALSE(admission.Validate(later).allowed);
   Json own = PodOf();
-  own["spec"]["resourceClaims"] =
-      Json::array({{{"name", "nic"}, {"resourceClaimName", "mine"}}});
+  own["spec"]["resourceClaims"] = Json::array({{{"name", "nic"}, {"resourceClaimName", "mine"}}});
   own["spec"]["containers"][0]["resources"]["claims"] = Json::array({{{"name", "nic"}}});
   const Json injected = Injected(admission, own);
   EXPECT_EQ(injected["spec"]["resourceClaims"].size(), 2U);
@@ -265,8 +264,11 @@ TEST(SharedClaim, AUserHasTheClaimTheSocketsPlaceAndNoSidecar) {
     for (const char* const name : {"server", "metrics"}) {
       const Json container = ContainerOf(pod, name);
       EXPECT_EQ(container["resources"], (Json{{"claims", {Entry("app")}}}));
+      const Json of_pod = {{"fieldRef", {{"fieldPath", "metadata.name"}}}};
       EXPECT_EQ(container["env"],
-                Json::array({{{"name", "GPUSHM_DIR"}, {"value", "/run/gpushm-claim"}}}));
+                Json::array({{{"name", "GPUSHM_DIR"}, {"value", "/run/gpushm-claim"}},
+                             {{"name", "GPUSHM_POD"}, {"valueFrom", of_pod}},
+                             {{"name", "GPUSHM_CONTAINER"}, {"value", name}}}));
     }
     EXPECT_EQ(admission.Mutate(pod).outcome, "unchanged");
     EXPECT_TRUE(admission.Validate(pod).allowed) << admission.Validate(pod).message;

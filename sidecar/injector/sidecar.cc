@@ -156,7 +156,11 @@ GpuRequest RequestOf(const Plan& plan, Asker asker) {
   return request;
 }
 
-Json ClaimFolder() { return {{"name", kFolderVariable}, {"value", protocol::kClaimFolder}}; }
+std::vector<Json> ClaimVariables(const std::string& container) {
+  return {{{"name", kFolderVariable}, {"value", protocol::kClaimFolder}},
+          FieldVariable("GPUSHM_POD", "metadata.name"),
+          {{"name", "GPUSHM_CONTAINER"}, {"value", container}}};
+}
 
 Json DeviceOrder() { return {{"name", kDeviceOrderVariable}, {"value", kDeviceOrder}}; }
 

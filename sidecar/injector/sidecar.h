@@ -33,9 +33,10 @@ inline constexpr char kDeviceOrderVariable[] = "CUDA_DEVICE_ORDER";
 inline constexpr char kDeviceOrder[] = "PCI_BUS_ID";
 Json DeviceOrder();
 
-// Of a container that uses what another pod of its claim declares: where it finds the socket.
+// Of a container that uses what another pod of its claim declares: where it finds the socket, and
+// for metrics, which pod and container it is in. A container that sets the first one gets none.
 inline constexpr char kFolderVariable[] = "GPUSHM_DIR";
-Json ClaimFolder();
+std::vector<Json> ClaimVariables(const std::string& container);
 
 // The annotations in the form in which the broker reads them from its environment.
 std::string BuffersVariable(const PodView& pod);

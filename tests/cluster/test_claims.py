@@ -7,10 +7,11 @@ import time
 
 from case import container, pod
 from chart import ROOT
-from chart_case import SMALL, WEIGHTS, ChartCase, annotated
+from chart_case import SMALL, WEIGHTS, ChartCase, annotated, holder
 from dra_plugin import ClaimsChart, DraPlugin
 from plugin import NAMESPACE
 from processes import wait_until
+from scrape import Page
 import settings
 
 LABEL = "gpushm.io/made-by"
@@ -205,8 +206,9 @@ class SharedClaimTest(ClaimsCase):
             "gpushm.io/claim": "weights", "gpushm.io/role": "owner",
             "buffers.gpushm.io/weights": "4Mi", "private.gpushm.io/a": "0"})
 
-    def user(self, name):
-        return annotated(pod(name, container("b")), {"gpushm.io/claim": "weights"})
+    def user(self, name, *containers):
+        return annotated(pod(name, *(containers or (container("b"),))),
+                         {"gpushm.io/claim": "weights"})
 
     def fill(self, name, text):
         self.execute(name, "a", "sh", "-ec",
@@ -237,6 +239,25 @@ class SharedClaimTest(ClaimsCase):
         denied = self.tries("first", "b", "rm /run/gpushm-claim/gpushm.sock; "
                             "touch /run/gpushm-claim/x")
         self.assertEqual(denied.count("Read-only file system"), 2, denied)
+
+    def test_metrics_split_the_bytes_over_the_pods(self):
+        self.make_claim()
+        self.run_pod(self.user("early", holder("b", "weights")))  # The claim is prepared for it.
+        self.run_pod(self.owner("owner"))
+        self.run_pod(self.user("late", holder("b", "weights")))
+        self.fill("owner", "hello")
+        shown = {}
+
+        def split():
+            page = Page(self.api, "plugin")
+            shown.update({(labels["pod"], labels["container"]): value for labels, value in
+                          page.series("gpushm_container_memory_proportional_bytes",
+                                      namespace=self.namespace)})
+            return all(shown.get((name, "b"), 0) > 0 for name in ("early", "late")) and \
+                page.sum("gpushm_pool_allocated_bytes", namespace=self.namespace, pod="owner") > 0
+
+        wait_until(lambda: f"not split: {shown}", 30, split, 0.5)
+        self.assertEqual(shown["early", "b"], shown["late", "b"])
 
     def test_users_write_if_the_claim_says_so(self):
         self.make_claim("--others", "write")
