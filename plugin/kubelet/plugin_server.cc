@@ -5,12 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 
+#include "plugin/kubelet/broadcast.h"
 #include "plugin/kubelet/device_plugin.grpc.pb.h"
 #include "plugin/kubelet/grpc_support.h"
 
@@ -18,9 +16,6 @@ namespace gpushm::plugin::kubelet {
 namespace {
 
 namespace api = ::v1beta1;
-
-// Cancelled streams end quickly. Without this limit, a defect in gRPC could delay the plugin's end.
-constexpr std::chrono::seconds kStreamsEnd{5};
 
 // Limits for a successor's answers, its start included. The kubelet gives Allocate no deadline and
 // admits no other pod meanwhile; PreStartContainer has 30 s.
@@ -63,20 +58,23 @@ void Fill(const Grant& grant, api::ContainerAllocateResponse* out) {
 
 }  // namespace
 
-// Unary calls run on gRPC's threads. ListAndWatch is asynchronous, on a completion queue with one
-// thread: a stream costs no thread, and its end is an event.
+// Unary calls run on gRPC's threads, ListAndWatch is a Broadcast.
 class PluginServer::Service final
-    : public api::DevicePlugin::WithAsyncMethod_ListAndWatch<api::DevicePlugin::Service> {
+    : public api::DevicePlugin::WithRawMethod_ListAndWatch<api::DevicePlugin::Service> {
  public:
   Service(Config config, Handler* handler) : config_(std::move(config)), handler_(handler) {
     RouteGrpcLog();
     grpc::ServerBuilder builder;
     builder.RegisterService(this);
-    queue_ = builder.AddCompletionQueue();
+    auto queue = builder.AddCompletionQueue();
     server_ = builder.BuildAndStart();
     GPUSHM_ASSERT(server_ != nullptr);  // Cannot fail: it opens and binds nothing.
-    AwaitStream();
-    thread_ = std::thread([this] { Loop(); });
+    const auto await = [this](grpc::ServerContext* call, grpc::ByteBuffer* request,
+                              Broadcast::Writer* writer, grpc::ServerCompletionQueue* events,
+                              void* tag) {
+      RequestListAndWatch(call, request, writer, events, events, tag);
+    };
+    lists_.emplace(std::move(queue), await, config_.on_streams);
   }
 
   void Serve(UniqueFd connection) {
@@ -94,12 +92,12 @@ class PluginServer::Service final
       to->set_health(device.healthy ? "Healthy" : "Unhealthy");
       known.insert(device.id);
     }
+    std::string bytes = list.SerializeAsString();
     const std::lock_guard lock(mutex_);
-    if (version_ > 0 && list.SerializeAsString() == list_.SerializeAsString()) return;
-    list_.Swap(&list);
+    if (list_ == bytes) return;
+    list_ = std::move(bytes);
     known_.swap(known);
-    ++version_;
-    for (auto& [id, stream] : streams_) Write(stream.get());
+    lists_->Send(*list_);
   }
 
   void ForwardTo(const std::string& path) {
@@ -110,39 +108,9 @@ class PluginServer::Service final
 
   size_t calls() const { return calls_; }
 
-  void EndStreams() {
-    const std::lock_guard lock(mutex_);
-    for (auto& [id, stream] : streams_) End(stream.get());
-  }
-
-  void CancelStreams() {
-    const std::lock_guard lock(mutex_);
-    for (auto& [id, stream] : streams_) {
-      if (stream->open) stream->context.TryCancel();
-    }
-  }
-
-  void Shutdown(const Deadline& deadline) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (stopping_) return;
-      stopping_ = true;
-      for (auto& [id, stream] : streams_) {
-        End(stream.get());
-        if (stream->open && stream->writing) stream->context.TryCancel();
-      }
-    }
-    server_->Shutdown(std::chrono::system_clock::now() +
-                      std::chrono::nanoseconds(deadline.RemainingNs()));
-    {
-      // gRPC aborts the process if an operation starts on a queue that was shut down, and its
-      // server does not wait for streams that this object's thread has not seen yet.
-      std::unique_lock lock(mutex_);
-      ended_.wait_for(lock, kStreamsEnd, [this] { return streams_.empty(); });
-    }
-    queue_->Shutdown();
-    thread_.join();
-  }
+  void EndStreams() { lists_->EndStreams(); }
+  void CancelStreams() { lists_->CancelStreams(); }
+  void Shutdown(const Deadline& deadline) { lists_->Shutdown(server_.get(), deadline); }
 
   grpc::Status GetDevicePluginOptions(grpc::ServerContext*, const api::Empty*,
                                       api::DevicePluginOptions* options) override {
@@ -204,27 +172,6 @@ class PluginServer::Service final
   }
 
  private:
-  // One ListAndWatch call. The tags of its operations are its number and a Step, so that an
-  // operation that completes after its end finds nothing.
-  enum class Step : uintptr_t { kOpened, kDone, kWritten, kFinished };
-  struct Stream {
-    explicit Stream(uint64_t number) : id(number), writer(&context) {}
-    const uint64_t id;
-    grpc::ServerContext context;
-    api::Empty request;
-    grpc::ServerAsyncWriter<api::ListAndWatchResponse> writer;
-    bool open = false;
-    bool writing = false;
-    bool finishing = false;
-    bool done = false;    // By either side.
-    bool ending = false;  // Finish it when the current write is done.
-    uint64_t sent = 0;    // The version_ of the list that was sent last.
-  };
-
-  static void* Tag(const Stream& stream, Step step) {
-    return reinterpret_cast<void*>((stream.id << 2) | static_cast<uintptr_t>(step));
-  }
-
   // Returns `answer`, or if that is kUnavailable and there is a successor, `forward`.
   template <typename Forward, typename Answer>
   grpc::Status Timed(CallRecord::Kind kind, grpc::ServerContext* call, Forward forward,
@@ -279,105 +226,16 @@ class PluginServer::Service final
                 "delete the pod; its successor gets IDs that this node has now");
   }
 
-  // All functions below need mutex_ held.
-  void AwaitStream() {
-    auto stream = std::make_unique<Stream>(++last_id_);
-    stream->context.AsyncNotifyWhenDone(Tag(*stream, Step::kDone));
-    RequestListAndWatch(&stream->context, &stream->request, &stream->writer, queue_.get(),
-                        queue_.get(), Tag(*stream, Step::kOpened));
-    streams_.emplace(stream->id, std::move(stream));
-  }
-
-  void Write(Stream* stream) {
-    if (!stream->open || stream->writing || stream->ending || stream->done) return;
-    if (stream->sent == version_) return;
-    stream->sent = version_;
-    stream->writing = true;
-    stream->writer.Write(list_, Tag(*stream, Step::kWritten));
-  }
-
-  void End(Stream* stream) {
-    if (!stream->open || stream->done || stream->finishing) return;
-    stream->ending = true;
-    if (stream->writing) return;
-    stream->finishing = true;
-    stream->writer.Finish(grpc::Status::OK, Tag(*stream, Step::kFinished));
-  }
-
-  size_t CountOpen() const {
-    return static_cast<size_t>(
-        std::count_if(streams_.begin(), streams_.end(),
-                      [](const auto& item) { return item.second->open && !item.second->done; }));
-  }
-
-  void Advance(uint64_t id, Step step, bool ok) {
-    const auto found = streams_.find(id);
-    if (found == streams_.end()) return;
-    Stream* const stream = found->second.get();
-    switch (step) {
-      case Step::kOpened:
-        if (!ok) {  // The server stops; no more events come for this stream.
-          streams_.erase(found);
-          return;
-        }
-        stream->open = true;
-        if (stopping_) {
-          stream->context.TryCancel();
-          break;
-        }
-        AwaitStream();
-        Write(stream);
-        break;
-      case Step::kWritten:
-        stream->writing = false;
-        if (ok && stream->ending) End(stream);
-        if (ok) Write(stream);
-        break;
-      case Step::kFinished:
-        stream->finishing = false;
-        break;
-      case Step::kDone:
-        stream->done = true;
-        break;
-    }
-    if (stream->done && !stream->writing && !stream->finishing) streams_.erase(id);
-  }
-  // End of the functions that need mutex_.
-
-  void Loop() {
-    void* tag = nullptr;
-    bool ok = false;
-    size_t told = 0;
-    while (queue_->Next(&tag, &ok)) {
-      const auto bits = reinterpret_cast<uintptr_t>(tag);
-      size_t open = 0;
-      {
-        const std::lock_guard lock(mutex_);
-        Advance(bits >> 2, static_cast<Step>(bits & 3), ok);
-        open = CountOpen();
-        if (streams_.empty()) ended_.notify_all();
-        if (stopping_) continue;
-      }
-      if (std::exchange(told, open) != open) config_.on_streams(open);
-    }
-  }
-
   const Config config_;
   Handler* const handler_;
-  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::optional<Broadcast> lists_;
   std::unique_ptr<grpc::Server> server_;
-  std::thread thread_;
   std::atomic<size_t> calls_ = 0;
 
   std::mutex mutex_;
-  std::condition_variable ended_;  // Notified when streams_ is empty.
-  bool stopping_ = false;
-  uint64_t version_ = 0;  // 0: SetDevices was not called yet.
-  api::ListAndWatchResponse list_;
+  std::optional<std::string> list_;  // Serialised. Absent: SetDevices was not called yet.
   DeviceIds known_;
   std::unique_ptr<api::DevicePlugin::Stub> successor_;
-  uint64_t last_id_ = 0;
-  std::map<uint64_t, std::unique_ptr<Stream>> streams_;  // By id; one of them waits for its client.
 };
 
 PluginServer::PluginServer(Config config, Handler* handler)
