@@ -10,6 +10,7 @@ from processes import Failure
 import settings
 
 RELEASE = "gpushm"
+CLAIMS_RELEASE = "gpushm-dra"  # docs/guides/allocation.md
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCE = ROOT / "helm/gpushm"
 IN_GIT = (ROOT / ".git").exists()
@@ -22,10 +23,11 @@ def no_history(what):
 
 
 class Chart:
-    """The release of a cluster, with `values` in every installation. For one thread."""
+    """A release of a cluster, with `values` in every installation. For one thread."""
 
-    def __init__(self, cluster, **values):
+    def __init__(self, cluster, release=RELEASE, **values):
         self._cluster = cluster
+        self._release = release
         self._values = values
         self._api = cluster.api
         self._folder = tempfile.TemporaryDirectory()
@@ -78,18 +80,18 @@ class Chart:
         with tempfile.NamedTemporaryFile(suffix=".yaml") as profile:
             profile.write(simulated)
             profile.flush()
-            self.helm("upgrade", "--install", RELEASE, str(package), "--namespace", NAMESPACE,
+            self.helm("upgrade", "--install", self._release, str(package), "--namespace", NAMESPACE,
                       "--values", profile.name, *self.values(**values), "--wait",
                       "--timeout", "120s")
         self.wait_allocatable()
 
     def rollback(self):
         """Rolls back to the former revision; returns when everything is ready."""
-        self.helm("rollback", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "120s")
+        self.helm("rollback", self._release, "--namespace", NAMESPACE, "--wait", "--timeout", "120s")
         self.wait_allocatable()
 
     def uninstall(self):
-        self.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "60s")
+        self.helm("uninstall", self._release, "--namespace", NAMESPACE, "--wait", "--timeout", "60s")
 
     def wait_allocatable(self, units=UNITS):
         """Waits until the node offers this number of units."""

@@ -43,7 +43,11 @@ SUITE_TIMEOUT_S = 60  # For one step of the start: ten times what it takes on tw
 class Cluster:
     """The cluster of one state folder, whether or not it runs. Its methods are for one thread."""
 
-    def __init__(self, state, programs=None):
+    namespaces = ("machine", "node")  # Those that it starts.
+    cgroups = tuple(node.cgroup for node in settings.NODES)  # Those that end with it.
+
+    def __init__(self, state, programs=None, node=settings.FIRST_NODE):
+        self.node = node
         self.state = pathlib.Path(state).resolve()
         self.source = HERE
         self.logs = self.state / "logs"
@@ -100,7 +104,7 @@ class Cluster:
     def up(self, images, driver):
         """`images`: a folder with their archives. `driver`: a folder with the simulated driver. On
         failure, everything is ended, but the logs stay."""
-        if self.running():
+        if self.running(self.namespaces[0]):
             raise Failure("a cluster is already running; ./run cluster down ends it")
         self._check_host()
         if self.state.exists():
@@ -119,10 +123,7 @@ class Cluster:
             self.up(images, driver)
 
     def _up(self, images, driver):
-        for folder in ("etc/cni", "logs/pods", "var-lib/kubelet", "certificates", "records"):
-            (self.state / folder).mkdir(parents=True)
-        self._write_settings()
-        self._install_driver(driver)
+        self._prepare(driver)
         self._start_namespace("machine")
         self.start("etcd")
         self._spawn("apiserver")  # This takes seconds, during which the node becomes ready.
@@ -142,26 +143,27 @@ class Cluster:
 
     def end(self):
         """Ends everything; its folder stays."""
-        for name in ("machine", "node"):  # Everything inside dies with them.
+        for name in self.namespaces:  # Everything inside dies with them.
             if name in self._processes:
                 self._processes[name].end(0)
-            record = self.state / "records" / name
+            record = self._record_of(name)
             if record.exists():  # An `up` was killed before it could record this.
                 process = Process.of(int(record.read_text()))
                 if process and self._is_ours(process):
                     process.end(0)
-        for name, process in self._processes.items():
+        for name in {*self.namespaces, *CONTROL_PLANE, *NODE} & set(self._processes):
+            process = self._processes.pop(name)
             wait_until(f"{name} outlives its namespace", 20, lambda p=process: not p.alive())
         reap()
-        remove_cgroups(settings.CGROUP)
-        self._processes = {}
+        for name in self.cgroups:
+            remove_cgroups(name)
 
     def reboot(self):
         """Kills everything on the node at once; the content of its memory (/run) is lost."""
         self.process("node").end(0)
         for name in NODE:
             wait_until(f"{name} outlives the node", 20, lambda n=name: not self.running(n))
-        remove_cgroups(settings.CGROUP)
+        remove_cgroups(self.node.cgroup)
         self._start_node()
         for name in NODE:
             self.start(name)
@@ -185,13 +187,20 @@ class Cluster:
             if line.split()[1].startswith(f"{self.state}/"):
                 raise Failure(f"{line.split()[1]} is still mounted; unmount it and try again")
 
+    def _prepare(self, driver):
+        for folder in ("etc/cni", "var-lib/kubelet", "certificates", "records"):
+            (self.state / folder).mkdir(parents=True)
+        (self.logs / "pods").mkdir(parents=True, exist_ok=True)
+        self._write_settings()
+        self._install_driver(driver)
+
     def _write_settings(self):
         etc = self.state / "etc"
         (etc / "kubeconfig").write_text(settings.kubeconfig())
         (etc / "tokens.csv").write_text(f"{settings.ADMIN_TOKEN},admin,1,system:masters\n")
-        (etc / "cni/10-pods.conflist").write_text(settings.network())
+        (etc / "cni/10-pods.conflist").write_text(settings.network(self.node))
         (etc / "containerd.toml").write_text(settings.containerd(self.state, cdi=True))
-        (etc / "kubelet.yaml").write_text(settings.kubelet(self.state))
+        (etc / "kubelet.yaml").write_text(settings.kubelet(self.node, self.logs))
         subprocess.run(["openssl", "genrsa", "-out", etc / "sa.key", "2048"], check=True,
                        capture_output=True)
 
@@ -205,13 +214,19 @@ class Cluster:
         self.cards.chmod(0o777)
         (self.cards / "cards.yaml").write_text(settings.cards())
 
+    def _name_of(self, role):
+        return role if role == "machine" else self.node.name
+
+    def _record_of(self, role):
+        return self.state / "records" / self._name_of(role)
+
     def _start_namespace(self, role, inside=None):
-        record = self.state / "records" / role
+        record = self._record_of(role)
         record.unlink(missing_ok=True)
         flags = {"machine": ["--net", "--pid"],
                  "node": ["--mount", "--pid", "--ipc", "--uts", "--propagation", "private"]}[role]
-        process = spawn(["unshare", *flags, "--fork", sys.executable, str(HERE / "init.py"), role,
-                         str(self.state)], self.log(role), inside,
+        process = spawn(["unshare", *flags, "--fork", sys.executable, str(HERE / "init.py"),
+                         self._name_of(role), str(self.state)], self.log(role), inside,
                         MACHINE_NAMESPACES if inside else [])
 
         def ready():
@@ -223,7 +238,7 @@ class Cluster:
         self._remember(role, Process.of(int(record.read_text())))
 
     def _start_node(self):
-        make_cgroups(settings.CGROUP)
+        make_cgroups(self.node.cgroup)
         self._start_namespace("node", self.process("machine"))
 
     # ------------------------------------------------------------ its programs
@@ -233,9 +248,7 @@ class Cluster:
             return getattr(settings, name.replace("-", "_"))(self.state)
         if name == "containerd":
             return ["containerd", "--config", f"{self.state}/etc/containerd.toml"]
-        return ["kubelet", "--config", f"{self.state}/etc/kubelet.yaml",
-                "--kubeconfig", f"{self.state}/etc/kubeconfig", "--node-ip", settings.NODE_ADDRESS,
-                "--hostname-override", settings.NODE_NAME]
+        return settings.kubelet_arguments(self.node, self.state)
 
     def environment(self):
         return {**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}",
@@ -297,14 +310,14 @@ class Cluster:
         with socket.socket() as client:
             client.settimeout(1)
             try:
-                client.connect((settings.NODE_ADDRESS, 10250))
+                client.connect((self.node.address, 10250))
                 return True
             except OSError:
                 return False
 
     def _wait_for_node(self):
         def ready(nodes):
-            node = nodes.get(settings.NODE_NAME, {"spec": {}})
+            node = nodes.get(self.node.name, {"spec": {}})
             conditions = {c["type"]: c["status"] for c in node.get("status", {}).get(
                 "conditions", [])}
             return conditions.get("Ready") == "True" and not node["spec"].get("taints")
@@ -394,6 +407,32 @@ class Cluster:
         text = settings.containerd(self.state, enabled)
         (self.state / "etc/containerd.toml").write_text(text)
         self.restart("containerd")
+
+
+class SecondNode(Cluster):
+    """Another node of a running cluster, with its own GPUs. Only what concerns a node works here; the
+    rest is for the cluster."""
+
+    namespaces = ("node",)
+    cgroups = (settings.SECOND_NODE.cgroup,)
+
+    def __init__(self, cluster):
+        super().__init__(cluster.state / "second", cluster.programs, settings.SECOND_NODE)
+        self.api = cluster.api
+        self.logs = cluster.logs / self.node.name
+        self._processes["machine"] = cluster.process("machine")
+
+    def _up(self, images, driver):
+        self._prepare(driver)
+        self._start_node()
+        self.start("containerd")
+        self.load(images)
+        self.start("kubelet")
+        self._wait_for_node()
+
+    def down(self):
+        super().down()
+        self.api.delete("Node", self.node.name)
 
 
 def add_options(parser):

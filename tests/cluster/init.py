@@ -2,11 +2,11 @@
 of every process in the namespace, which is what makes `down` certain.
 
 machine STATE   has the cluster's network; the control plane runs in it
-node STATE      inside the machine: a computer of its own, with its /run, /dev/shm, /proc, /var/lib
-                (STATE/var-lib) and boot ID, so that nothing of it can remain on this computer, and
-                so that killing it is a power failure
+NODE STATE      inside the machine: a computer of that name, with its own /run, /dev/shm, /proc,
+                /var/lib (STATE/var-lib) and boot ID, so that nothing of it can remain on this
+                computer, and so that killing it is a power failure
 
-STATE/records/ROLE: file that gets this process's PID, once all is set up.
+STATE/records/NAME (machine or the node's): file that gets this process's PID, once all is set up.
 """
 
 import os
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import uuid
 
-from settings import NODE_ADDRESS, NODE_NAME
+from settings import BRIDGE, NODES
 
 
 def run(*words):
@@ -32,16 +32,17 @@ def own_pid():
 
 def set_up_machine():
     run("ip", "link", "set", "lo", "up")
-    # A bridge with an address at which the control plane and pods reach the node. The route leads
-    # nowhere, but without one, programs refuse to guess their own address.
-    run("ip", "link", "add", NODE_NAME, "type", "bridge")
-    run("ip", "address", "add", f"{NODE_ADDRESS}/24", "dev", NODE_NAME)
-    run("ip", "link", "set", NODE_NAME, "up")
-    run("ip", "route", "add", "default", "dev", NODE_NAME)
+    # A bridge with an address for each node, at which the control plane and pods reach it. The route
+    # leads nowhere, but without one, programs refuse to guess their own address.
+    run("ip", "link", "add", BRIDGE, "type", "bridge")
+    for node in NODES:
+        run("ip", "address", "add", f"{node.address}/24", "dev", BRIDGE)
+    run("ip", "link", "set", BRIDGE, "up")
+    run("ip", "route", "add", "default", "dev", BRIDGE)
 
 
-def set_up_node(state):
-    socket.sethostname(NODE_NAME)
+def set_up_node(name, state):
+    socket.sethostname(name)
     # Mounts below here spread to containers, as on a computer that systemd started.
     run("mount", "--make-rshared", "/")
     run("mount", "-t", "proc", "proc", "/proc")
@@ -87,7 +88,7 @@ def main():
     if role == "machine":
         set_up_machine()
     else:
-        set_up_node(state)
+        set_up_node(role, state)
     record = pathlib.Path(state, "records", role)
     part = record.with_suffix(".part")
     part.write_text(str(pid))

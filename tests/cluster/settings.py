@@ -1,18 +1,38 @@
 """The configuration of the cluster's programs."""
 
+import dataclasses
 import json
 import pathlib
 import re
 
 API_SERVER = "10.99.0.1:6443"
-NODE_NAME = "node0"
-NODE_ADDRESS = "10.99.0.1"
+BRIDGE = "node0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    number: int
+
+    @property
+    def name(self):
+        return f"node{self.number}"
+
+    @property
+    def address(self):
+        return f"10.99.0.{1 + self.number}"
+
+    @property
+    def cgroup(self):
+        return f"gpushm-cluster-{self.number}"
+
+
+FIRST_NODE, SECOND_NODE = NODES = Node(0), Node(1)
+NODE_NAME = FIRST_NODE.name
 ADMIN_TOKEN = "admin"  # It opens a network that only the cluster uses.
 # Images carry the project's version, as deploy/ names them.
 IMAGE_TAG = re.search(r"^project\(gpushm VERSION ([\d.]+)",
                       (pathlib.Path(__file__).parents[2] / "CMakeLists.txt").read_text(),
                       re.MULTILINE)[1]
-CGROUP = "gpushm-cluster"
 
 
 def image(name):
@@ -39,7 +59,8 @@ def etcd(state):
 def apiserver(state):
     etc = f"{state}/etc"
     return ["kube-apiserver", "--etcd-servers", "http://127.0.0.1:2379",
-            "--advertise-address", NODE_ADDRESS, "--bind-address", NODE_ADDRESS,
+            "--advertise-address", FIRST_NODE.address,
+            "--bind-address", FIRST_NODE.address,
             "--secure-port", API_SERVER.partition(":")[2], "--cert-dir", f"{state}/certificates",
             "--service-cluster-ip-range", "10.98.0.0/16",
             "--service-account-issuer", "https://kubernetes.default.svc",
@@ -63,11 +84,11 @@ def scheduler(state):
     return ["kube-scheduler", "--kubeconfig", f"{state}/etc/kubeconfig", "--leader-elect=false"]
 
 
-def network():
+def network(node):
     return json.dumps({"cniVersion": "1.0.0", "name": "pods", "plugins": [{
-        "type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": {
+        "type": "bridge", "bridge": f"cni{node.number}", "isGateway": True, "ipam": {
             "type": "host-local", "dataDir": "/var/lib/cni/pods",
-            "ranges": [[{"subnet": "10.97.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]})
+            "ranges": [[{"subnet": f"10.97.{node.number}.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]})
 
 
 def containerd(state, cdi):
@@ -92,16 +113,22 @@ state = "/run/containerd"
 """
 
 
-def kubelet(state):
+def kubelet_arguments(node, state):
+    return ["kubelet", "--config", f"{state}/etc/kubelet.yaml",
+            "--kubeconfig", f"{state}/etc/kubeconfig", "--node-ip", node.address,
+            "--hostname-override", node.name]
+
+
+def kubelet(node, logs):
     return json.dumps({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
-        "address": NODE_ADDRESS, "healthzBindAddress": NODE_ADDRESS,
-        "podLogsDir": f"{state}/logs/pods", "resolvConf": "",
+        "address": node.address, "healthzBindAddress": node.address,
+        "podLogsDir": f"{logs}/pods", "resolvConf": "",
         # Only the cluster can reach it.
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
-        "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{CGROUP}", "failCgroupV1": False,
+        "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{node.cgroup}", "failCgroupV1": False,
         "enforceNodeAllocatable": [], "failSwapOn": False,
         # A developer's disk may be nearly full; this must neither evict pods nor delete images.
         "evictionHard": {"memory.available": "10Mi", "nodefs.available": "1%",

@@ -23,7 +23,7 @@ import unittest
 import xml.etree.ElementTree as ElementTree
 
 from case import ClusterCase
-from chart import RELEASE
+from chart import CLAIMS_RELEASE, RELEASE
 from cluster import Cluster, add_options
 from plugin import NAMESPACE
 from processes import Failure
@@ -32,7 +32,8 @@ import try_it
 
 # In a sensible order: what fails first explains what fails later.
 MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_claims",
-           "test_chart", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods", "test_monitoring"]
+           "test_chart", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods",
+           "test_monitoring", "test_two_nodes"]
 CASE_TIMEOUT_S = 240
 # XML 1.0 has no place for them, and a container's log may.
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -137,8 +138,9 @@ def load(patterns):
 def make_room(cluster):
     """Removes what `./run cluster`, its benchmark and earlier runs left, because cases count units
     and deploy a plugin themselves."""
-    subprocess.run(["helm", "uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found",
-                    "--wait", "--timeout", "60s"], env=cluster.environment(), check=True)
+    subprocess.run(["helm", "uninstall", RELEASE, CLAIMS_RELEASE, "--namespace", NAMESPACE,
+                    "--ignore-not-found", "--wait", "--timeout", "60s"], env=cluster.environment(),
+                   check=True)
     for name in (try_it.WHERE, start_bench.WHERE, NAMESPACE):
         cluster.api.delete("Namespace", name)
         cluster.api.wait("Namespace", None, lambda all_of, n=name: n not in all_of, 90,
@@ -187,6 +189,7 @@ def main():
         ClusterCase.cluster = cluster
         ClusterCase.former = arguments.former or None  # Empty: there are none.
         ClusterCase.programs = pathlib.Path(arguments.driver).resolve().parent / "tests"
+        ClusterCase.images, ClusterCase.driver = arguments.images, arguments.driver
         result = Result(cluster)
         try:
             load(arguments.patterns).run(result)
