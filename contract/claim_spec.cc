@@ -37,8 +37,12 @@ Json ClaimSpec(const ClaimWanted& wanted) {
     if (wanted.exclusive) of_broker["share"] = std::to_string(kShares - 1);
     requests.push_back(Request(broker, of_broker));
     requests.push_back(Request(app, {{"attach", std::to_string(wanted.containers)}}));
-    constraints.push_back(
-        {{"requests", Json::array({broker, app})}, {"matchAttribute", Attribute("uuid")}});
+    Json same = Json::array({broker, app});
+    if (wanted.mps && gpu == 0) {
+      requests.push_back(Request(kMps, {{"attach", "1"}}));
+      same.push_back(kMps);
+    }
+    constraints.push_back({{"requests", same}, {"matchAttribute", Attribute("uuid")}});
     brokers.push_back(broker);
   }
   if (wanted.gpus > 1) {

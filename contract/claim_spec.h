@@ -17,6 +17,7 @@ struct ClaimWanted {
   uint64_t containers = 1;  // That attach; at least one.
   bool exclusive = false;   // Nobody else gets any part of these GPUs.
   bool nvlink = false;      // There is NVLink between each two of them.
+  bool mps = false;         // One pod of those that share the claim runs an MPS daemon for all.
 };
 
 // The names of the requests for GPU number `gpu` of `gpus`.

@@ -267,6 +267,7 @@ Result<void> Daemon::OpenFiles() {
   Result<HostFiles> files = HostFiles::Open(config.state_folder, config.state_folder);
   if (!files) return std::unexpected(files.error());
   files_ = std::move(*files);
+  if (config.allocation == Allocation::kDra) files_->UseRunFolder(config.claims_folder);
   OwnFiles own;
   const bool kubelet = config.kubelet == KubeletMode::kAuto;
   const bool cdi = kubelet && config.strategy == Strategy::kCdi;

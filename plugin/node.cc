@@ -124,6 +124,10 @@ Result<void> Node::Publish(const Binding& binding) {
       const Result<std::string> others = parts_.files->MakeOthersFolder(binding.name());
       if (!others) return std::unexpected(others.error());
     }
+    if (binding.mps) {
+      const Result<std::string> mps = parts_.files->MakeMpsFolder(binding.name());
+      if (!mps) return std::unexpected(mps.error());
+    }
     const LinkGrant grant{.gpus = binding.gpus,
                           .pool_bytes = binding.BytesOfEach(unit_bytes_),
                           .pod = binding.owner.pod.ToString(),
@@ -152,7 +156,17 @@ Result<bool> Node::WriteSpec(const Binding& binding, const Subject& subject) {
     app->mounts.push_back({.host_path = parts_.files->OthersFolder(binding.name()),
                            .container_path = protocol::kClaimFolder});
   }
-  return parts_.specs->WriteClaim(binding, *edits, *app);
+  ClaimEdits claim = {.broker = *edits, .app = *app, .mps = {}};
+  if (binding.mps) {
+    Mount folder{.host_path = parts_.files->MpsFolder(binding.name()),
+                 .container_path = claims::kMpsFolder};
+    claim.broker.mounts.push_back(folder);
+    claim.app.mounts.push_back(folder);
+    folder.read_only = false;
+    claim.mps = *app;
+    claim.mps->mounts.push_back(folder);
+  }
+  return parts_.specs->WriteClaim(binding, claim);
 }
 
 // Logs and leaves what it cannot remove: the next Publish under that name replaces it.

@@ -19,7 +19,7 @@ constexpr std::array<std::string_view, 3> kAccessNames = {"many-writers", "one-w
                                                           "read-only"};
 constexpr std::array<std::string_view, 3> kExitNames = {"mark", "keep", "drop"};
 constexpr std::array<std::string_view, 2> kAllocationNames = {"device-plugin", "dra"};
-constexpr std::array<std::string_view, 2> kRoleNames = {"user", "owner"};
+constexpr std::array<std::string_view, 3> kRoleNames = {"user", "owner", "mps"};
 constexpr size_t kFileBytes = 1024;
 constexpr std::string_view kDocument = "docs/reference/annotations.md";
 constexpr std::string_view kEach = "each";
@@ -185,7 +185,7 @@ void EntryReader::ReadInto(PodSpec& pod) {
       Fail(entry_.value, "", Concat(Quote(*text), " is not the name of a Kubernetes object"));
     }
   } else if (key == kRoleKey) {
-    Choice(entry_.value, "", kRoleNames, pod.owns_claim);
+    Choice(entry_.value, "", kRoleNames, pod.role);
   } else if (key == kExclusiveKey) {
     pod.exclusive = Bool(entry_.value, "").value_or(false);
   } else if (key == kMpsKey) {
@@ -323,8 +323,8 @@ void EntryReader::CheckTopology(const PodSpec& pod) {
 void EntryReader::CheckClaim(const PodSpec& pod) {
   const std::string_view key = entry_.key;
   if (pod.claim.empty()) {
-    if (key != kRoleKey || !pod.owns_claim) return;
-    return Fail(entry_.value, "", "an owner needs the claim that it owns",
+    if (key != kRoleKey || pod.role == ClaimRole::kUser) return;
+    return Fail(entry_.value, "", "the pod has this role for others, so it must name their claim",
                 Concat(kClaimKey, ": weights"));
   }
   if (key == kExclusiveKey || key == kTopologyKey) {
@@ -335,9 +335,15 @@ void EntryReader::CheckClaim(const PodSpec& pod) {
     return Fail(entry_.value, "", Concat("a pod with ", kClaimKey, " gets its memory by a claim"),
                 Concat(kAllocationKey, ": dra"));
   }
-  static constexpr std::array<std::string_view, 5> kOfAllPods = {kClaimKey, kRoleKey, kGpusKey,
-                                                                 kAllocationKey, kInjectKey};
-  if (pod.owns_claim || std::ranges::count(kOfAllPods, key) > 0) return;
+  if (key == kMpsKey && pod.role == ClaimRole::kMps && pod.mps.wanted == false) {
+    return Fail(entry_.value, "", "this pod runs the MPS daemon of its claim", "remove it");
+  }
+  static constexpr std::array<std::string_view, 7> kOfAllPods = {
+      kClaimKey, kRoleKey, kGpusKey, kAllocationKey, kInjectKey, kMpsKey, kMpsUidKey};
+  if (pod.role == ClaimRole::kOwner || std::ranges::count(kOfAllPods, key) > 0 ||
+      key.starts_with(kComputePrefix)) {
+    return;
+  }
   Fail(entry_.value, "", "only the owner of the claim can say this",
        Concat("remove it, or ", kRoleKey, ": owner"));
 }

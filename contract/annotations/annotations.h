@@ -121,6 +121,13 @@ struct SidecarResources {
 };
 
 // What the annotations of one pod say.
+// What a pod is for the others that share its claim.
+enum class ClaimRole {
+  kUser,
+  kOwner,  // It declares the claim's buffers.
+  kMps,    // A user that also runs the MPS daemon of all of them.
+};
+
 struct PodSpec {
   std::vector<BufferSpec> buffers;  // Ordered by name.
   std::vector<SignalSpec> signals;  // Ordered by name.
@@ -135,9 +142,9 @@ struct PodSpec {
   bool exclusive = false;                  // Whether the pod has its GPUs alone.
   uint32_t gpus = 1;                       // Number of GPUs.
   std::optional<Allocation> allocation{};  // Empty: what the namespace or the operator decided.
-  std::string claim;        // The ResourceClaim that it shares with other pods; empty: none.
-  bool owns_claim = false;  // Whether it declares the claim's buffers.
-  bool nvlink = false;      // Whether there must be NVLink between each two of them.
+  std::string claim;  // The ResourceClaim that it shares with other pods; empty: none.
+  ClaimRole role = ClaimRole::kUser;
+  bool nvlink = false;  // Whether there must be NVLink between each two of them.
   MpsSpec mps;
   SidecarResources sidecar;
 
@@ -145,11 +152,11 @@ struct PodSpec {
   // Whether any buffer or signal is restricted by a list of containers or of writers.
   bool HasAccessLists() const;
   // Whether it uses what another pod of its claim declares.
-  bool UsesOthers() const { return !claim.empty() && !owns_claim; }
+  bool UsesOthers() const { return !claim.empty() && role != ClaimRole::kOwner; }
   // Whether the pod needs a sidecar.
   bool AsksForSidecar() const {
     return !buffers.empty() || !signals.empty() || pool_extra_bytes > 0 || !private_bytes.empty() ||
-           host_ipc || owns_claim;
+           host_ipc || role == ClaimRole::kOwner;
   }
 
   friend bool operator==(const PodSpec&, const PodSpec&) = default;

@@ -211,7 +211,7 @@ TEST(AnnotationsTest, WhatOnlyTheOwnerOfAClaimCanSay) {
                                               {"signals.gpushm.io/s", ""},
                                               {"private.gpushm.io/a", "1Gi"},
                                               {"gpushm.io/pool-extra", "1Gi"},
-                                              {"gpushm.io/mps", "true"},
+                                              {"gpushm.io/enforce-private", "true"},
                                               {"gpushm.io/cuda-ipc", "true"},
                                               {"sidecar.gpushm.io/cpu", "1"}}) {
     EXPECT_EQ(reason({{key, value}}, key), "only the owner of the claim can say this") << key;

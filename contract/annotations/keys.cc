@@ -43,7 +43,8 @@ constexpr std::array<KeyInfo, 19> kAnnotationKeys = {{
     {kMpsKey, "", "\"true\" or \"false\"", "the chart's value",
      "Run the containers that attach under an MPS server of the pod's own, so that their kernels run "
      "at the same time. Without it, the GPU takes turns of about 2 ms between busy containers. "
-     "All of them must run as one uid.",
+     "All of them must run as one uid. With `gpushm.io/claim` the server is that of the claim, which "
+     "the pod with the role `mps` runs for all of them.",
      "\"true\"", R"("enum": ["true", "false"])"},
     {kMpsUidKey, "", "number or `any`", "runAsUser of the containers, or of the pod",
      "With MPS: the uid as which the containers that attach run, if only their images say so. "
@@ -80,10 +81,11 @@ constexpr std::array<KeyInfo, 19> kAnnotationKeys = {{
      "create (`gpushmctl claim` prints it). All of them run on one node. The claim says how much "
      "memory of which GPUs they have together.",
      "weights", R"("type": "string", "pattern": "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")"},
-    {kRoleKey, "", "`owner` or `user`", "user",
+    {kRoleKey, "", "`owner`, `user` or `mps`", "user",
      "Whether the pod declares the buffers of its claim and serves them, or uses what the owner "
-     "declares. A second owner waits until the first one has ended.",
-     "owner", R"("enum": ["owner", "user"])"},
+     "declares. A second owner waits until the first one has ended. With `mps` it is a user that also "
+     "runs the MPS daemon of all pods of the claim.",
+     "owner", R"("enum": ["owner", "user", "mps"])"},
     {kInjectKey, "", "\"true\" or \"false\"", "\"true\"",
      "With \"false\" the webhook ignores this pod, whatever its other annotations say.",
      "\"false\"", R"("enum": ["true", "false"])"},

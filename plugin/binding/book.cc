@@ -483,7 +483,8 @@ Result<Binding> Book::BindClaim(const ClaimedGpus& claim) {
                                   .gpus = claim.gpus,
                                   .owner = {.pod = claim.pod, .container = {}},
                                   .claim_bytes = claim.bytes,
-                                  .others = claim.others}});
+                                  .others = claim.others,
+                                  .mps = claim.mps}});
   return entries_.back().binding;
 }
 

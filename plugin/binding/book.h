@@ -68,6 +68,7 @@ enum class Tenancy {
 enum class Fit { kBest, kFirst, kSpread };
 
 using claims::Others;
+using claims::Part;
 
 struct Binding {
   Resource resource = Resource::kMemory;
@@ -81,6 +82,7 @@ struct Binding {
   uint64_t claim_bytes = 0;
   bool IsClaim() const { return claim_bytes != 0; }
   Others others = Others::kNone;  // Of a ResourceClaim.
+  bool mps = false;               // One of its pods may run an MPS daemon for all of them.
   DeviceIds nvlink = {};          // Of memory: the container's IDs of kNvlink.
   const std::string& name() const { return *ids.begin(); }
   const std::string& first_gpu() const { return gpus.front(); }
@@ -103,6 +105,7 @@ struct ClaimedGpus {
   std::vector<std::string> gpus;  // UUIDs, in the order of their numbers.
   uint64_t bytes = 0;             // On each GPU; at least one.
   Others others = Others::kNone;
+  bool mps = false;
 };
 
 // A snapshot of the book for display.
@@ -213,7 +216,7 @@ class Book {
   };
 
   Result<Owner> OwnerOf(Resource resource, const DeviceIds& ids, const Snapshot& now) const;
-  Result<void> Release(const DeviceIds& ids, const std::string& who);
+  Result<void> Release(const DeviceIds& ids, const std::string& part);
   Result<Binding> BindMemory(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
   Result<Binding> BindAttach(const DeviceIds& ids, const Owner& owner, const Snapshot& now);
   struct Need {

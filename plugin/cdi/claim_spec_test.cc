@@ -32,13 +32,15 @@ Edits EditsWith(const std::string& variable) {
   return edits;
 }
 
+ClaimEdits Roles() { return {.broker = EditsWith("LINK"), .app = EditsWith("APP"), .mps = {}}; }
+
 TEST(ClaimSpec, WhatIsWrittenIsRead) {
   const TempFolder folder;
   SpecStore store = *SpecStore::Open(folder / "cdi");
-  const auto written = store.WriteClaim(Claim(), EditsWith("LINK"), EditsWith("APP"));
+  const auto written = store.WriteClaim(Claim(), Roles());
   ASSERT_TRUE(written) << written.error().ToString();
   EXPECT_TRUE(*written);
-  EXPECT_FALSE(*store.WriteClaim(Claim(), EditsWith("LINK"), EditsWith("APP")));
+  EXPECT_FALSE(*store.WriteClaim(Claim(), Roles()));
   const auto contents = store.ReadAll();
   ASSERT_TRUE(contents);
   EXPECT_THAT(contents->damaged, IsEmpty());
@@ -53,26 +55,53 @@ TEST(ClaimSpec, WhatOtherPodsMayDoIsKept) {
   for (const Others each : {Others::kNone, Others::kRead, Others::kWrite}) {
     Binding binding = Claim();
     binding.others = each;
-    const auto text = ClaimSpecText(binding, EditsWith("LINK"), EditsWith("APP"));
+    const auto text = ClaimSpecText(binding, Roles());
     ASSERT_TRUE(text);
     const auto parsed = ParseSpec(kFile, *text);
     ASSERT_TRUE(parsed) << parsed.error().ToString();
     EXPECT_EQ(parsed->others, each);
   }
-  auto odd = nlohmann::json::parse(*ClaimSpecText(Claim(), EditsWith("LINK"), EditsWith("APP")));
+  auto odd = nlohmann::json::parse(*ClaimSpecText(Claim(), Roles()));
   odd["annotations"]["gpushm.io/others"] = "all";
   EXPECT_FALSE(ParseSpec(kFile, odd.dump()));
 }
 
+// Goal: the pod with the MPS daemon has a device of its own, and a plugin that knows nothing of it
+// does not take the binding for another one.
+TEST(ClaimSpec, AClaimWithMpsHasAThirdDevice) {
+  Binding binding = Claim();
+  binding.others = Others::kRead;
+  binding.mps = true;
+  ClaimEdits roles = Roles();
+  EXPECT_FALSE(ClaimSpecText(binding, roles)) << "without the edits of that pod";
+  roles.mps = EditsWith("MPS");
+  EXPECT_FALSE(ClaimSpecText(Claim(), roles));
+  const auto text = ClaimSpecText(binding, roles);
+  ASSERT_TRUE(text) << text.error().ToString();
+  auto spec = nlohmann::json::parse(*text);
+  ASSERT_EQ(spec["devices"].size(), 3U);
+  EXPECT_EQ(Concat("gpushm.io/claim=", spec["devices"][2]["name"].get<std::string>()),
+            ClaimCdiName(kUid, claims::Part::kMps));
+  EXPECT_EQ(spec["annotations"]["gpushm.io/binding-version"], "3");
+  const auto parsed = ParseSpec(kFile, *text);
+  ASSERT_TRUE(parsed) << parsed.error().ToString();
+  EXPECT_EQ(*parsed, binding);
+  spec["annotations"]["gpushm.io/binding-version"] = "1";
+  EXPECT_FALSE(ParseSpec(kFile, spec.dump()));
+  spec = nlohmann::json::parse(*text);
+  spec["devices"].erase(2);
+  EXPECT_FALSE(ParseSpec(kFile, spec.dump())) << "its version says that it has three";
+}
+
 // What the broker alone gets must not reach an application.
 TEST(ClaimSpec, EachRoleHasItsOwnDevice) {
-  const auto text = ClaimSpecText(Claim(), EditsWith("LINK"), EditsWith("APP"));
+  const auto text = ClaimSpecText(Claim(), Roles());
   ASSERT_TRUE(text);
   const auto spec = nlohmann::json::parse(*text);
   ASSERT_EQ(spec["devices"].size(), 2U);
   EXPECT_EQ(
       Concat(spec["kind"].get<std::string>(), "=", spec["devices"][0]["name"].get<std::string>()),
-      ClaimCdiName(kUid, ClaimRole::kBroker));
+      ClaimCdiName(kUid, claims::Part::kBroker));
   EXPECT_EQ(spec["devices"][0]["containerEdits"]["env"][0], "LINK=1");
   EXPECT_EQ(spec["devices"][1]["name"], Concat(kUid, "-app"));
   EXPECT_EQ(spec["devices"][1]["containerEdits"]["env"][0], "APP=1");
@@ -81,18 +110,18 @@ TEST(ClaimSpec, EachRoleHasItsOwnDevice) {
 TEST(ClaimSpec, AnInvalidClaimIsNotWritten) {
   Binding binding = Claim();
   binding.ids = {"m0001"};
-  EXPECT_FALSE(ClaimSpecText(binding, {}, {}));
+  EXPECT_FALSE(ClaimSpecText(binding, Roles()));
   binding = Claim();
   binding.claim_bytes = 0;
-  EXPECT_FALSE(ClaimSpecText(binding, {}, {})) << "without bytes it is no claim";
+  EXPECT_FALSE(ClaimSpecText(binding, Roles())) << "without bytes it is no claim";
   binding = Claim();
   binding.gpus = {"../x"};
-  EXPECT_FALSE(ClaimSpecText(binding, {}, {}));
+  EXPECT_FALSE(ClaimSpecText(binding, Roles()));
 }
 
 // Goal: no changed spec is taken for another claim. Method: each value of a valid spec is replaced.
 TEST(ClaimSpec, ADamagedSpecIsNotRead) {
-  const auto valid = nlohmann::json::parse(*ClaimSpecText(Claim(), {}, {}));
+  const auto valid = nlohmann::json::parse(*ClaimSpecText(Claim(), Roles()));
   ASSERT_TRUE(ParseSpec(kFile, valid.dump()));
   EXPECT_FALSE(ParseSpec("gpushm.io-claim-x.json", valid.dump()));
   EXPECT_FALSE(ParseSpec("gpushm.io-memory-m0000.json", valid.dump()));
@@ -114,7 +143,7 @@ TEST(ClaimSpec, KilledAtAnyStepItIsThereOrNot) {
     const TempFolder folder;
     const bool killed = RunKilled(step, [&](Files& files) {
       SpecStore store = *SpecStore::Open(folder / "cdi", files);
-      (void)store.WriteClaim(Claim(), EditsWith("LINK"), EditsWith("APP"));
+      (void)store.WriteClaim(Claim(), Roles());
     });
     if (!killed) break;
     SpecStore store = *SpecStore::Open(folder / "cdi");

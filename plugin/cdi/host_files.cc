@@ -1,18 +1,22 @@
 #include "plugin/cdi/host_files.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/un.h>
 #include <sys/xattr.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
+#include <memory>
 #include <utility>
 
 #include "contract/protocol/link.h"
 #include "platform/base/name.h"
 #include "platform/base/read_whole.h"
+#include "platform/base/unique_fd.h"
 #include "plugin/cdi/host_path.h"
 
 namespace gpushm::plugin {
@@ -53,6 +57,44 @@ Result<void> CheckProgramsRun(const std::string& folder, const std::string& on_h
   return Fail(Code::kUnsupported,
               Concat(on_host, " is mounted noexec: containers could not load gpushm's library"),
               "set state-folder to a folder on another file system, such as /var/lib/gpushm");
+}
+
+// What is in a folder in which a pod could write. An MPS daemon makes about ten files.
+constexpr size_t kMostForeign = 4096;
+constexpr int kMostNested = 8;
+
+struct CloseDir {
+  void operator()(DIR* stream) const { closedir(stream); }
+};
+
+// Follows no link. False: there is more than the limits allow, or errno says what failed.
+bool EmptyForeign(UniqueFd folder, int nested, size_t* left) {
+  const std::unique_ptr<DIR, CloseDir> stream(fdopendir(folder.get()));
+  if (!stream) return false;
+  const int at = folder.Release();
+  while (const dirent* const entry = readdir(stream.get())) {
+    const std::string_view name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    if ((*left)-- == 0) return errno = E2BIG, false;
+    if (unlinkat(at, entry->d_name, 0) == 0 || errno == ENOENT) continue;
+    if (errno != EISDIR) return false;
+    UniqueFd inner(openat(at, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!inner) return false;
+    if (nested == 0) return errno = E2BIG, false;
+    if (!EmptyForeign(std::move(inner), nested - 1, left)) return false;
+    if (unlinkat(at, entry->d_name, AT_REMOVEDIR) != 0 && errno != ENOENT) return false;
+  }
+  return true;
+}
+
+Result<void> RemoveForeign(const std::string& path) {
+  UniqueFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!folder && errno == ENOENT) return {};
+  size_t left = kMostForeign;
+  if (folder && EmptyForeign(std::move(folder), kMostNested, &left) && rmdir(path.c_str()) == 0) {
+    return {};
+  }
+  return FailSystem(errno, Concat("remove ", path));
 }
 
 }  // namespace
@@ -194,8 +236,28 @@ Result<std::string> HostFiles::MakeOthersFolder(std::string_view name) {
   return MakeFolderIn("others", name);
 }
 
+std::string HostFiles::MpsFolder(std::string_view name) const { return Concat(run_, "/", name); }
+
+Result<std::string> HostFiles::MakeMpsFolder(std::string_view name) {
+  if (auto valid = CheckName(name); !valid) return std::unexpected(valid.error());
+  if (run_.empty())
+    return Fail(Code::kUnsupported, "this plugin has no folder for claims with MPS");
+  for (const auto& [path, mode] :
+       {std::pair{run_, kClosedFolder}, std::pair{MpsFolder(name), kSharedFolder}}) {
+    if (auto made = MakeFolder(path, mode); !made) {
+      return Fail(made.error().code(), made.error().what(),
+                  Concat("make ", run_, " writable for the plugin, as the chart does"));
+    }
+  }
+  LabelForContainers(MpsFolder(name));
+  return MpsFolder(name);
+}
+
 Result<void> HostFiles::RemoveLinkFolder(std::string_view name) {
   if (auto valid = CheckName(name); !valid) return valid;
+  if (!run_.empty()) {
+    if (auto removed = RemoveForeign(MpsFolder(name)); !removed) return removed;
+  }
   for (const char* const parent : {"links", "others"}) {
     if (auto removed = RemoveWhole(Concat(seen_, "/", parent, "/", name)); !removed) return removed;
   }
@@ -223,6 +285,13 @@ Result<std::vector<std::string>> HostFiles::LinkFolders() const {
   if (!others) return others;
   for (const std::string& name : *others) {
     if (std::ranges::count(*names, name) == 0) names->push_back(name);
+  }
+  if (!run_.empty()) {
+    const auto of_claims = ListFolder(run_);
+    if (!of_claims && of_claims.error().code() != Code::kNotFound) return of_claims;
+    for (const std::string& name : of_claims.value_or(std::vector<std::string>())) {
+      if (std::ranges::count(*names, name) == 0) names->push_back(name);
+    }
   }
   std::erase_if(*names, [](const std::string& name) { return !IsDnsLabel(name); });
   return names;

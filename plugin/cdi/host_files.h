@@ -6,6 +6,7 @@
 //   <state>/links/m0000/           0755   one sidecar's link, mounted into it alone
 //   <state>/others/                0700   only root can pass
 //   <state>/others/UID/            0755   the socket for pods that share a claim, mounted there
+//   <run>/UID/             1777   of a claim with MPS: the pod with the daemon writes there
 //   <state>/driver-sim/, cards/    0755, 0777   of the simulated driver, if configured
 //
 // Invariants
@@ -67,6 +68,9 @@ class HostFiles {
   std::string LinkFolder(std::string_view name) const;
 
   std::string OthersFolder(std::string_view name) const;
+  // The folder <run> is on a tmpfs, so that what a pod writes there counts as its own memory.
+  void UseRunFolder(std::string path) { run_ = std::move(path); }
+  std::string MpsFolder(std::string_view name) const;
 
   // Creates the folder or repairs its mode; replaces anything there that is not a folder. Returns
   // its path in this process. It must exist before the runtime looks for it: the runtime would
@@ -75,9 +79,11 @@ class HostFiles {
   Result<std::string> MakeLinkFolder(std::string_view name);
   // The same for the folder that is mounted into other pods of the claim.
   Result<std::string> MakeOthersFolder(std::string_view name);
-  // Removes both folders with their sockets. No error if it does not exist.
+  // The same for the folder in which a pod of the claim runs an MPS daemon.
+  Result<std::string> MakeMpsFolder(std::string_view name);
+  // Removes these folders with what is in them. No error if they do not exist.
   Result<void> RemoveLinkFolder(std::string_view name);
-  // Names of the existing folders of both kinds. At the start, those of bindings are repaired and
+  // Names of the existing folders of all kinds. At the start, those of bindings are repaired and
   // the others removed.
   Result<std::vector<std::string>> LinkFolders() const;
 
@@ -91,6 +97,7 @@ class HostFiles {
 
   std::string on_host_;
   std::string seen_;
+  std::string run_;  // Empty: there are no claims with MPS.
   Files* files_;
 };
 

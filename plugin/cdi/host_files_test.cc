@@ -1,7 +1,7 @@
 #include "plugin/cdi/host_files.h"
 
 #include <fcntl.h>
-#include <gmock/gmock-more-matchers.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -242,6 +242,35 @@ TEST_F(HostFilesTest, NoNameLeadsOutOfTheLinks) {
     EXPECT_EQ(host.RemoveLinkFolder(name).error().code(), Code::kInvalidArgument) << name;
   }
   EXPECT_THAT(*host.LinkFolders(), IsEmpty());
+}
+
+// Goal: what a pod left in the folder of its claim's MPS daemon goes, and nothing else. Method:
+// nested folders, a link that leads out, a FIFO, and more than the plugin would remove.
+TEST_F(HostFilesTest, WhatAPodLeftInTheFolderOfItsClaimGoes) {
+  HostFiles host = *HostFiles::Open(folder_ / "state", folder_ / "state");
+  EXPECT_FALSE(host.MakeMpsFolder("uid")) << "there are no such claims";
+  host.UseRunFolder(folder_ / "run");
+  const auto made = host.MakeMpsFolder("uid");
+  ASSERT_TRUE(made) << made.error().ToString();
+  EXPECT_EQ(*made, folder_ / "run/uid");
+  EXPECT_EQ(fs::status(*made).permissions(), fs::perms(0777));
+  fs::create_directories(*made + "/a/b/c");
+  WriteText(*made + "/a/b/file", "x");
+  const std::string precious = folder_ / "precious";
+  fs::create_directory(precious);
+  WriteText(precious + "/file", "x");
+  fs::create_directory_symlink(precious, *made + "/out");
+  ASSERT_EQ(mkfifo((*made + "/log").c_str(), 0600), 0);
+  EXPECT_THAT(*host.LinkFolders(), ::testing::Contains("uid"));
+  ASSERT_TRUE(host.RemoveLinkFolder("uid"));
+  EXPECT_FALSE(fs::exists(*made));
+  EXPECT_TRUE(fs::exists(precious + "/file"));
+  EXPECT_TRUE(host.RemoveLinkFolder("uid")) << "nothing to remove is no error";
+  ASSERT_TRUE(host.MakeMpsFolder("uid"));
+  fs::create_directories(*made + "/1/2/3/4/5/6/7/8/9/10");
+  const auto deep = host.RemoveLinkFolder("uid");
+  ASSERT_FALSE(deep);
+  EXPECT_THAT(deep.error().ToString(), HasSubstr("run/uid"));
 }
 
 TEST_F(HostFilesTest, WhatIsNoFolderMakesPlace) {

@@ -89,8 +89,8 @@ Result<bool> SpecStore::Write(const Binding& binding, const Edits& edits) {
   return WriteText(SpecFileName(binding.resource, binding.name()), text);
 }
 
-Result<bool> SpecStore::WriteClaim(const Binding& binding, const Edits& broker, const Edits& app) {
-  const Result<std::string> text = ClaimSpecText(binding, broker, app);
+Result<bool> SpecStore::WriteClaim(const Binding& binding, const ClaimEdits& edits) {
+  const Result<std::string> text = ClaimSpecText(binding, edits);
   if (!text) return std::unexpected(text.error());
   return WriteText(ClaimSpecFileName(binding.name()), text);
 }

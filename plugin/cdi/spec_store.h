@@ -56,7 +56,7 @@ class SpecStore {
   Result<bool> Write(const Binding& binding, const Edits& edits);
 
   // The same for the binding of a claim.
-  Result<bool> WriteClaim(const Binding& binding, const Edits& broker, const Edits& app);
+  Result<bool> WriteClaim(const Binding& binding, const ClaimEdits& edits);
 
   // No error if there is none.
   Result<void> Remove(Resource resource, const std::string& name);

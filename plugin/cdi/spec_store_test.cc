@@ -273,7 +273,7 @@ TEST(SpecStore, EveryValueIsChecked) {
     EXPECT_THAT(parsed.error().what(), HasSubstr(shown));
   }
   std::string newer = good;
-  newer.replace(newer.find("version\":\"1\""), 12, "version\":\"3\"");
+  newer.replace(newer.find("version\":\"1\""), 12, "version\":\"4\"");
   EXPECT_EQ(ParseSpec(kFile, newer).error().code(), Code::kIncompatible);
 }
 

@@ -45,13 +45,15 @@ constexpr std::array<Also, 2> kAlso = {
 constexpr size_t kMaxUuidBytes = 80;  // NVML_DEVICE_UUID_V2_BUFFER_SIZE is 96.
 
 int VersionOf(const Binding& binding) {
+  if (binding.mps) return kClaimMpsVersion;
   return binding.gpus.size() > 1 ? kSeveralGpusVersion : kBindingVersion;
 }
 
 std::string ClaimKind() { return Concat(kDomain, "/", kClaimClass); }
 
-std::string ClaimDevice(const std::string& uid, ClaimRole role) {
-  return Concat(uid, role == ClaimRole::kBroker ? "-broker" : "-app");
+std::string ClaimDevice(const std::string& uid, Part part) {
+  constexpr std::array<const char*, 3> kNames = {claims::kBroker, claims::kApp, claims::kMps};
+  return Concat(uid, '-', kNames.at(static_cast<size_t>(part)));
 }
 
 std::string_view ClassName(Resource resource) {
@@ -261,15 +263,14 @@ std::optional<std::map<std::string, std::string>> Texts(const Json& json) {
   return texts;
 }
 
-// Checks the fields that CDI itself requires; returns the names of that many devices.
-std::optional<std::vector<std::string>> NamesOfDevices(const Json& json, std::string_view kind,
-                                                       size_t count) {
+// Checks the fields that CDI itself requires; returns the names of the devices.
+std::optional<std::vector<std::string>> NamesOfDevices(const Json& json, std::string_view kind) {
   if (!json.is_object() || !json.contains("cdiVersion") || !json["cdiVersion"].is_string() ||
       !json.contains("kind") || json["kind"] != kind || !json.contains("devices")) {
     return {};
   }
   const Json& devices = json["devices"];
-  if (!devices.is_array() || devices.size() != count) return {};
+  if (!devices.is_array()) return {};
   std::vector<std::string> names;
   for (const Json& device : devices) {
     if (!device.is_object() || !device.contains("name") || !device["name"].is_string()) return {};
@@ -286,8 +287,8 @@ std::string CdiName(Resource resource, const std::string& name) {
   return Concat(CdiKind(resource), "=", name);
 }
 
-std::string ClaimCdiName(const std::string& uid, ClaimRole role) {
-  return Concat(ClaimKind(), "=", ClaimDevice(uid, role));
+std::string ClaimCdiName(const std::string& uid, Part part) {
+  return Concat(ClaimKind(), "=", ClaimDevice(uid, part));
 }
 
 std::string ClaimSpecFileName(const std::string& uid) {
@@ -327,8 +328,10 @@ Result<std::string> SpecText(const Binding& binding, const Edits& edits) {
   return Encode(CdiKind(binding.resource), annotations, {{binding.name(), edits}});
 }
 
-Result<std::string> ClaimSpecText(const Binding& binding, const Edits& broker, const Edits& app) {
-  if (!binding.IsClaim()) return Refused("the binding is not a claim's");
+Result<std::string> ClaimSpecText(const Binding& binding, const ClaimEdits& edits) {
+  if (!binding.IsClaim() || binding.mps != edits.mps.has_value()) {
+    return Refused("the binding is not a claim's, or not of a claim with these roles");
+  }
   if (const std::string wrong = WrongWith(binding); !wrong.empty()) return Refused(wrong);
   Json annotations = {{kVersionKey, std::to_string(VersionOf(binding))},
                       {kBytesKey, std::to_string(binding.claim_bytes)},
@@ -338,9 +341,10 @@ Result<std::string> ClaimSpecText(const Binding& binding, const Edits& broker, c
   if (binding.others != Others::kNone) {
     annotations[kOthersAnnotation] = binding.others == Others::kWrite ? "write" : "read";
   }
-  return Encode(ClaimKind(), annotations,
-                {{ClaimDevice(binding.name(), ClaimRole::kBroker), broker},
-                 {ClaimDevice(binding.name(), ClaimRole::kApp), app}});
+  NamedEdits devices = {{ClaimDevice(binding.name(), Part::kBroker), edits.broker},
+                        {ClaimDevice(binding.name(), Part::kApp), edits.app}};
+  if (edits.mps) devices.emplace_back(ClaimDevice(binding.name(), Part::kMps), *edits.mps);
+  return Encode(ClaimKind(), annotations, devices);
 }
 
 Result<std::string> SharedSpecText(const Edits& edits) {
@@ -363,18 +367,23 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return Damaged(file_name, Concat("invalid JSON: ", Quote(text)));
   const std::string kind = claim ? ClaimKind() : CdiKind(binding.resource);
-  const auto names = NamesOfDevices(json, kind, claim ? 2 : 1);
-  if (!names) {
-    return Damaged(file_name, Concat("not a CDI spec of kind ", kind, " with exactly ",
-                                     claim ? "two devices: " : "one device: ", Quote(text)));
+  const auto names = NamesOfDevices(json, kind);
+  if (!names || names->empty() || names->size() > (claim ? 3 : 1)) {
+    return Damaged(file_name,
+                   Concat("not a CDI spec of kind ", kind, " with ",
+                          claim ? "two or three devices: " : "one device: ", Quote(text)));
   }
   const std::string& name = names->front();
   if (claim) {
     constexpr std::string_view kBroker = "-broker";
     binding.ids = {name.substr(0, name.size() - std::min(name.size(), kBroker.size()))};
-    if (file_name != ClaimSpecFileName(binding.name()) ||
-        name != ClaimDevice(binding.name(), ClaimRole::kBroker) ||
-        names->back() != ClaimDevice(binding.name(), ClaimRole::kApp)) {
+    std::vector<std::string> expected;
+    for (const Part part : {Part::kBroker, Part::kApp, Part::kMps}) {
+      expected.push_back(ClaimDevice(binding.name(), part));
+    }
+    binding.mps = names->size() == expected.size();
+    if (!binding.mps) expected.pop_back();
+    if (file_name != ClaimSpecFileName(binding.name()) || *names != expected) {
       return Damaged(file_name, Concat("the devices' names, ", Quote(name), " and ",
                                        Quote(names->back()), ", do not match the file name"));
     }
@@ -390,12 +399,12 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
   };
   const std::string version = get(kVersionKey);
   if (version != std::to_string(kBindingVersion) &&
-      version != std::to_string(kSeveralGpusVersion)) {
-    return Fail(
-        Code::kIncompatible,
-        Concat(file_name, ": unsupported binding version ", Quote(version),
-               "; this plugin supports only ", kBindingVersion, " and ", kSeveralGpusVersion),
-        "remove the file; its container gets a new binding at its next start");
+      version != std::to_string(kSeveralGpusVersion) &&
+      version != std::to_string(kClaimMpsVersion)) {
+    return Fail(Code::kIncompatible,
+                Concat(file_name, ": unsupported binding version ", Quote(version),
+                       "; this plugin supports only ", kBindingVersion, " to ", kClaimMpsVersion),
+                "remove the file; its container gets a new binding at its next start");
   }
   if (claim) {
     const std::string bytes = get(kBytesKey);

@@ -20,14 +20,21 @@
 
 namespace gpushm::plugin {
 
-// The version of the annotations below "gpushm.io/". A reader refuses others. That of several GPUs
-// is another one, so that an older plugin leaves such a binding out and does not misread it.
+// The version of the annotations below "gpushm.io/". A reader refuses others. Those of several GPUs
+// and of a claim with MPS are other ones, so that an older plugin leaves such a binding out and
+// does not misread it.
 inline constexpr int kBindingVersion = 1;
 inline constexpr int kSeveralGpusVersion = 2;
+inline constexpr int kClaimMpsVersion = 3;
 
-// A ResourceClaim's spec has two devices: what a container gets depends on the request of the claim
-// that it names, and the link folder is for the broker alone.
-enum class ClaimRole { kBroker, kApp };
+// The edits of a claim's containers: one device for each role. What a container gets depends on the
+// request of the claim that it names. The link folder is for the broker alone, and only the pod
+// with the MPS daemon may write in its folder.
+struct ClaimEdits {
+  Edits broker;
+  Edits app;
+  std::optional<Edits> mps;  // If the binding has MPS.
+};
 
 // 4,096 IDs take 24 KiB, the edits of eight libraries 5 KiB.
 inline constexpr size_t kMaxSpecBytes = size_t{256} << 10;
@@ -38,7 +45,7 @@ std::string CdiKind(Resource resource);
 std::string CdiName(Resource resource, const std::string& name);
 
 // "gpushm.io/claim=<uid>-broker": in NodePrepareResources' answer, together with kSharedCdiName.
-std::string ClaimCdiName(const std::string& uid, ClaimRole role);
+std::string ClaimCdiName(const std::string& uid, Part part);
 // "gpushm.io-claim-<uid>.json".
 std::string ClaimSpecFileName(const std::string& uid);
 
@@ -61,8 +68,7 @@ Result<void> CheckEdits(const Edits& edits);
 // kInvalidArgument: the binding or the edits do not make a valid spec.
 Result<std::string> SpecText(const Binding& binding, const Edits& edits);
 Result<std::string> SharedSpecText(const Edits& edits);
-// For a binding of a claim: the edits of the containers of each role.
-Result<std::string> ClaimSpecText(const Binding& binding, const Edits& broker, const Edits& app);
+Result<std::string> ClaimSpecText(const Binding& binding, const ClaimEdits& edits);
 
 // Reads what another process may have written. kCorrupt: the error names the broken rule.
 // kIncompatible: a plugin with another kBindingVersion wrote it. The edits are not read, because

@@ -135,6 +135,7 @@ bool FileReader::Paths(const std::string& name, const YamlNode& value) {
     return read(kPathBytes, config_.plugins_registry_folder);
   }
   if (name == "plugins-folder") return read(kFolderBytes, config_.plugins_folder);
+  if (name == "claims-folder") return read(kFolderBytes, config_.claims_folder);
   if (name == "cdi-folder") return read(kPathBytes, config_.cdi_folder);
   if (name == "pod-resources-socket") {
     return read(config::kSocketPathBytes, config_.pod_resources_socket);

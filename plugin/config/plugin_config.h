@@ -77,6 +77,7 @@ struct PluginConfig {
   std::string pod_resources_socket{"/var/lib/kubelet/pod-resources/kubelet.sock"};
   std::string plugins_registry_folder{"/var/lib/kubelet/plugins_registry"};
   std::string plugins_folder{"/var/lib/kubelet/plugins"};
+  std::string claims_folder{"/run/gpushm-claims"};
   std::vector<std::string> not_gpus;  // Resources of nvidia.com that are not GPUs.
   std::string cdi_folder{"/var/run/cdi"};
   std::string state_folder{"/var/lib/gpushm"};

@@ -105,13 +105,14 @@ TEST(PluginConfig, EveryKeyIsRead) {
 TEST(PluginConfig, TheKeysOfDra) {
   const auto config = ParsePluginConfig(
       "allocation: dra\ndra: {api-server: '[fd00::1]:6443', credentials-folder: /e}\n"
-      "plugins-folder: /f\n",
+      "plugins-folder: /f\nclaims-folder: /g\n",
       "plugin.yaml");
   ASSERT_TRUE(config) << config.error().ToString();
   EXPECT_EQ(config->allocation, Allocation::kDra);
   EXPECT_EQ(config->api_server, "[fd00::1]:6443");
   EXPECT_EQ(config->api_credentials, "/e");
   EXPECT_EQ(config->plugins_folder, "/f");
+  EXPECT_EQ(config->claims_folder, "/g");
 }
 
 TEST(PluginConfig, WhatNeedsARestartStays) {

@@ -56,6 +56,10 @@ constexpr KeyInfo kKeys[] = {
      "With `allocation: dra`: the kubelet's folder of plugins, at the same path as the kubelet "
      "has it.",
      "/var/lib/kubelet/plugins"},
+    {"claims-folder", "", "absolute path", "/run/gpushm-claims",
+     "With `allocation: dra`: the folder, on a tmpfs of the node, with a folder for each claim whose "
+     "pods run under MPS. The pod with the daemon writes there, which counts as its own memory.",
+     "/run/gpushm-claims"},
     {"kubelet-folder", "", "absolute path", "/var/lib/kubelet/device-plugins",
      "The kubelet's folder of device plugins.", "/var/lib/kubelet/device-plugins"},
     {"pod-resources-socket", "", "absolute path", "/var/lib/kubelet/pod-resources/kubelet.sock",
@@ -146,6 +150,7 @@ constexpr Fixed kFixed[] = {
     At<[](auto& c) -> auto& { return c.api_server; }>("dra.api-server"),
     At<[](auto& c) -> auto& { return c.api_credentials; }>("dra.credentials-folder"),
     At<[](auto& c) -> auto& { return c.plugins_folder; }>("plugins-folder"),
+    At<[](auto& c) -> auto& { return c.claims_folder; }>("claims-folder"),
     At<[](auto& c) -> auto& { return c.kubelet_folder; }>("kubelet-folder"),
     At<[](auto& c) -> auto& { return c.pod_resources_socket; }>("pod-resources-socket"),
     At<[](auto& c) -> auto& { return c.plugins_registry_folder; }>("plugins-registry-folder"),

@@ -1,10 +1,12 @@
 #include "plugin/dra/claim.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "contract/limits.h"
 #include "platform/base/name.h"
@@ -17,8 +19,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kBroker = claims::kBroker;
-constexpr std::string_view kApp = claims::kApp;
+constexpr std::array<std::pair<std::string_view, Part>, 2> kNumbered = {
+    {{claims::kBroker, Part::kBroker}, {claims::kApp, Part::kApp}}};
 
 std::string Text(const Json& json) {
   return json.is_string() ? json.get<std::string>() : std::string();
@@ -33,10 +35,14 @@ std::unexpected<Status> Invalid(const ClaimRef& ref, std::string_view reason, st
 bool ReadRequest(std::string_view request, ClaimDevice* device) {
   request = request.substr(0, request.find('/'));
   device->request = std::string(request);
-  for (const std::string_view role : {kBroker, kApp}) {
-    if (!request.starts_with(role)) continue;
-    std::string_view number = request.substr(role.size());
-    device->broker = role == kBroker;
+  if (request == claims::kMps) {
+    device->part = Part::kMps;
+    return true;
+  }
+  for (const auto& [name, part] : kNumbered) {
+    if (!request.starts_with(name)) continue;
+    std::string_view number = request.substr(name.size());
+    device->part = part;
     if (number.empty()) return true;
     if (number.front() != '-' || number.size() < 2 || number.size() > 3) return false;
     number.remove_prefix(1);
@@ -70,7 +76,7 @@ Result<ClaimDevice> ReadResult(const Json& result, const ClaimRef& ref, std::str
                    Concat("request ", Quote(request), " of device class ", kDeviceClass,
                           " has an unknown name"),
                    "name requests broker and app, or broker-0, app-0, broker-1, app-1 for several "
-                   "GPUs");
+                   "GPUs, and mps for the pod with the MPS daemon");
   }
   device.pool = Text(At(result, {"pool"}));
   device.device = Text(At(result, {"device"}));
@@ -136,27 +142,29 @@ Result<AllocatedClaim> ParseClaim(std::string_view text, const ClaimRef& ref,
     return Fail(Code::kUnavailable, Concat("ResourceClaim ", ref.ToString(), " is not allocated"),
                 "the kubelet tries again by itself");
   }
-  struct Part {
+  struct Taken {
     std::string device;
     uint64_t bytes = 0;
   };
-  std::map<unsigned, Part> brokers;
+  std::map<unsigned, Taken> brokers;
   for (const Json& result : results) {
     if (Text(At(result, {"driver"})) != kDriverName) continue;
     Result<ClaimDevice> device = ReadResult(result, ref, pool);
     if (!device) return std::unexpected(device.error());
     const Result<uint64_t> bytes = MemoryOf(result, ref, *device);
     if (!bytes) return std::unexpected(bytes.error());
-    if (!device->broker && *bytes != 0) {
+    const bool broker = device->part == Part::kBroker;
+    if (!broker && *bytes != 0) {
       return Invalid(ref,
                      Concat("request ", Quote(device->request), " asks for ", *bytes,
                             " bytes of memory, which only a broker can hand out"),
                      "ask for all memory in the request named broker");
     }
-    if (device->broker && !brokers.emplace(device->number, Part{device->device, *bytes}).second) {
+    if (broker && !brokers.emplace(device->number, Taken{device->device, *bytes}).second) {
       return Invalid(ref, Concat("request ", Quote(device->request), " has two devices"),
                      "for several GPUs, write requests broker-0 and broker-1 with count 1 each");
     }
+    claim.mps |= device->part == Part::kMps;
     claim.devices.push_back(std::move(*device));
   }
   for (const auto& [number, part] : brokers) {
@@ -185,8 +193,8 @@ Result<AllocatedClaim> ParseClaim(std::string_view text, const ClaimRef& ref,
                    "has dropped it, because the feature gate DRAConsumableCapacity is off");
   }
   for (const ClaimDevice& device : claim.devices) {
-    const bool own = device.broker || (device.number < claim.gpus.size() &&
-                                       claim.gpus[device.number] == device.device);
+    const bool own = device.part == Part::kBroker || (device.number < claim.gpus.size() &&
+                                                      claim.gpus[device.number] == device.device);
     if (own) continue;
     return Invalid(ref,
                    Concat("request ", Quote(device.request), " has device ", device.device,

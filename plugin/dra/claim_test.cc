@@ -44,8 +44,8 @@ TEST(ClaimTest, OneGpu) {
   EXPECT_EQ(claim->bytes, uint64_t{10} << 30);
   EXPECT_EQ(claim->pod, "pod");
   ASSERT_EQ(claim->devices.size(), 2U);
-  EXPECT_TRUE(claim->devices[0].broker);
-  EXPECT_FALSE(claim->devices[1].broker);
+  EXPECT_EQ(claim->devices[0].part, claims::Part::kBroker);
+  EXPECT_EQ(claim->devices[1].part, claims::Part::kApp);
   EXPECT_EQ(claim->devices[1].share_id, "share");
 }
 
@@ -61,6 +61,23 @@ TEST(ClaimTest, WhoElseMayUseIt) {
   }
   json["metadata"]["ownerReferences"] = {{{"kind", "Pod"}, {"name", "pod"}}};
   EXPECT_EQ(Parse(json)->others, Others::kNone);
+}
+
+TEST(ClaimTest, OnePodMayRunAnMpsDaemon) {
+  Json json = Claim({ResultOf("broker", "gpu-a", "10Gi"), ResultOf("app", "gpu-a", "0")});
+  EXPECT_FALSE(Parse(json)->mps);
+  json = Claim({ResultOf("broker", "gpu-a", "10Gi"), ResultOf("app", "gpu-a", "0"),
+                ResultOf("mps", "gpu-a", "0")});
+  const auto claim = Parse(json);
+  ASSERT_TRUE(claim) << claim.error().ToString();
+  EXPECT_TRUE(claim->mps);
+  EXPECT_EQ(claim->devices[2].part, claims::Part::kMps);
+  json = Claim({ResultOf("broker", "gpu-a", "10Gi"), ResultOf("mps", "gpu-b", "0")});
+  EXPECT_THAT(ErrorOf(json), HasSubstr("which no broker of the claim has"));
+  json = Claim({ResultOf("broker", "gpu-a", "10Gi"), ResultOf("mps", "gpu-a", "1Gi")});
+  EXPECT_THAT(ErrorOf(json), HasSubstr("only a broker can hand out"));
+  json = Claim({ResultOf("broker", "gpu-a", "10Gi"), ResultOf("mps-0", "gpu-a", "0")});
+  EXPECT_THAT(ErrorOf(json), HasSubstr("unknown name"));
 }
 
 TEST(ClaimTest, SeveralGpusAreOrderedByTheirNumbers) {

@@ -314,7 +314,8 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
                      .pod = {claim.ref.name_space, claim.pod},
                      .gpus = {},
                      .bytes = claim.bytes,
-                     .others = claim.others};
+                     .others = claim.others,
+                     .mps = claim.mps};
     std::vector<std::pair<uint32_t, std::string>> chosen;
     const std::lock_guard lock(mutex_);
     for (const std::string& device : claim.gpus) {
@@ -356,8 +357,7 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
       to->set_pool_name(device.pool);
       to->set_device_name(device.device);
       to->add_cdi_device_ids(kSharedCdiName);
-      to->add_cdi_device_ids(
-          ClaimCdiName(ref.uid, device.broker ? ClaimRole::kBroker : ClaimRole::kApp));
+      to->add_cdi_device_ids(ClaimCdiName(ref.uid, device.part));
       if (!device.share_id.empty()) to->set_share_id(device.share_id);
     }
     return {};

@@ -60,6 +60,11 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments) {
       "# The pod that declares the buffers:   ", config::kClaimKey, ": ", arguments.name, ", ",
       config::kRoleKey, ": owner", gpus,
       "\n# Pods that use them:                  ", config::kClaimKey, ": ", arguments.name, gpus,
+      wanted.mps
+          ? Concat("\n# The pod with the MPS daemon:         ", config::kClaimKey, ": ",
+                   arguments.name, ", ", config::kRoleKey, ": mps", gpus,
+                   "\n# All pods that shall run under it:    ", config::kMpsKey, ": \"true\"")
+          : std::string(),
       "\napiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: ", metadata.dump(),
       "\nspec:\n  devices:\n", Lines("requests", spec["devices"]["requests"]),
       Lines("constraints", spec["devices"]["constraints"])));
@@ -94,6 +99,8 @@ void AddClaimCommand(CLI::App* app, Context* context) {
                     "Nobody else gets memory of these GPUs");
   command->add_flag("--nvlink", arguments->wanted.nvlink,
                     "Only GPUs with NVLink between each two of them");
+  command->add_flag("--mps", arguments->wanted.mps,
+                    "One pod, with the role mps, runs an MPS daemon for all pods of the claim");
   command->callback([=] { context->action = [=] { return Run(*context, *arguments); }; });
 }
 

@@ -88,7 +88,7 @@ void PutIntoPod(const PodView& pod, const Plan& plan, const Settings& settings, 
   }
   std::vector<Json> secrets;
   for (const std::string& name : settings.pull_secrets) {
-    if (!plan.UsesOthers()) secrets.push_back({{"name", name}});
+    if (!plan.UsesOthers() || plan.mps) secrets.push_back({{"name", name}});
   }
   PutEntries(Pointer("/spec/imagePullSecrets"), secrets, patch);
   std::vector<Json> tolerations;
@@ -122,17 +122,22 @@ void PutSidecar(const PodView& pod, const Plan& plan, const Settings& settings,
   patch->Prepend(Pointer("/spec/initContainers"), std::move(container));
 }
 
-// After PutSidecar: the daemon's container follows the sidecar, which makes its folder.
+// After PutSidecar: the container follows the sidecar, which makes its folder.
 void PutMps(const Plan& plan, const Settings& settings, Patch* patch) {
   if (!plan.mps) return;
   const Result<PodView> now = PodView::Of(patch->document());
   if (!now) return;
   const Container* const there = now->Find(kMpsName);
   const Container* const sidecar = now->Find(kSidecarName);
-  if (there != nullptr && !plan.redo) return patch->Set(there->at / "restartPolicy", "Always");
-  Json container = MpsContainer(*now, plan, settings);
+  if (there != nullptr && !plan.redo) {
+    if (plan.RunsMps()) patch->Set(there->at / "restartPolicy", "Always");
+    return;
+  }
+  Json container =
+      plan.RunsMps() ? MpsContainer(*now, plan, settings) : MpsWaitContainer(*now, plan, settings);
   if (there != nullptr) return patch->Set(there->at, std::move(container));
-  const auto index = static_cast<size_t>(std::stoul(sidecar->at.back())) + 1;
+  const size_t index =
+      sidecar == nullptr ? 0 : static_cast<size_t>(std::stoul(sidecar->at.back())) + 1;
   patch->Insert(Pointer("/spec/initContainers"), index, std::move(container));
 }
 
@@ -157,7 +162,7 @@ void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
       PutEntries(container->at / "env", {DeviceOrder()}, patch);
     }
     if (!plan.mps) continue;
-    Mount(*container, MpsMount(/*writable=*/false), patch);
+    if (!plan.SharesMps()) Mount(*container, MpsMount(/*writable=*/false), patch);
     std::vector<Json> variables;
     for (const auto& [variable, value] : MpsVariables(plan, name)) {
       variables.push_back({{"name", variable}, {"value", value}});
@@ -210,8 +215,14 @@ std::string BrokenSidecar(const PodView& pod, const Plan& plan) {
   if (!sidecar->Mounts({{"name", kVolumeName}, {"mountPath", kSocketFolder}})) {
     return "its sidecar must mount the volume gpushm, but another webhook removed the mount";
   }
+  return {};
+}
+
+std::string BrokenMps(const PodView& pod, const Plan& plan) {
+  if (!plan.mps) return {};
   const Container* const mps = pod.Find(kMpsName);
-  if (plan.mps && (mps == nullptr || mps->kind != Kind::kNativeSidecar)) {
+  const Kind kind = plan.RunsMps() ? Kind::kNativeSidecar : Kind::kInit;
+  if (mps == nullptr || mps->kind != kind) {
     return "it asks for MPS, but another webhook removed the container gpushm-mps or its "
            "restartPolicy";
   }
@@ -226,6 +237,7 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
                   " in its resourceClaims, but another webhook removed it");
   }
   if (auto why = BrokenSidecar(pod, plan); !why.empty()) return why;
+  if (auto why = BrokenMps(pod, plan); !why.empty()) return why;
   for (const std::string& name : plan.done.containers) {
     const Container* const container = pod.Find(name);
     if (container == nullptr) continue;

@@ -339,6 +339,97 @@ TEST(SharedClaim, AContainerThatLooksElsewhereStaysSo) {
   EXPECT_EQ(ContainerOf(Injected(TestAdmission(), pod), "server")["env"], Json::array({own}));
 }
 
+Json AsUser(Json pod, int uid) {
+  pod["spec"]["securityContext"]["runAsUser"] = uid;
+  return pod;
+}
+
+std::string VariableOf(const Json& container, const char* name) {
+  for (const Json& variable : container["env"]) {
+    if (variable["name"] == name) return variable["value"];
+  }
+  return "";
+}
+
+// Goal: pods of one claim run under one MPS daemon, which is in a pod of its own. Method: what each
+// role gets, and that nobody starts before the daemon serves.
+TEST(ClaimWithMps, UsersAndOwnersWaitForTheDaemonOfTheClaim) {
+  const Admission admission = TestAdmission();
+  for (const Json& more :
+       {Json{{"gpushm.io/mps", "true"}}, Json{{"gpushm.io/mps", "true"},
+                                              {"gpushm.io/role", "owner"},
+                                              {"buffers.gpushm.io/weights", "1Gi"}}}) {
+    const Json pod = Injected(admission, AsUser(Sharing(more), 1000));
+    const Json& wait = pod["spec"]["initContainers"].back();
+    EXPECT_EQ(wait["name"], "gpushm-mps");
+    EXPECT_FALSE(wait.contains("restartPolicy"));
+    EXPECT_FALSE(wait.contains("volumeMounts"));
+    EXPECT_EQ(wait["command"][1], "wait");
+    EXPECT_EQ(wait["resources"]["claims"], Json::array({Entry("app")}));
+    EXPECT_EQ(wait["securityContext"]["runAsUser"], 1000);
+    const Json server = ContainerOf(pod, "server");
+    EXPECT_EQ(VariableOf(server, "CUDA_MPS_PIPE_DIRECTORY"), "/run/gpushm-mps");
+    EXPECT_THAT(server.dump(), Not(HasSubstr("mountPath\":\"/run/gpushm-mps")));
+    EXPECT_EQ(admission.Mutate(pod).outcome, "unchanged");
+    EXPECT_TRUE(admission.Validate(pod).allowed) << admission.Validate(pod).message;
+    Json without = pod;
+    without["spec"]["initContainers"].erase(pod["spec"]["initContainers"].size() - 1);
+    EXPECT_THAT(admission.Validate(without).message, HasSubstr("gpushm-mps"));
+    Json forged = pod;
+    forged["spec"]["initContainers"].back()["resources"]["claims"][0] = Entry("mps");
+    EXPECT_THAT(admission.Mutate(forged).message, HasSubstr("only gpushm may give the claim"));
+  }
+}
+
+TEST(ClaimWithMps, TheOwnersBrokerReadsTheDaemonsState) {
+  const Json pod = Injected(TestAdmission(), AsUser(Sharing({{"gpushm.io/mps", "true"},
+                                                             {"gpushm.io/role", "owner"},
+                                                             {"buffers.gpushm.io/weights", "1Gi"}}),
+                                                    1000));
+  EXPECT_EQ(pod["spec"]["initContainers"][0]["name"], "gpushm");
+  EXPECT_THAT(pod["spec"]["initContainers"][0]["args"].dump(),
+              HasSubstr("\"--mps-folder\",\"/run/gpushm-mps\""));
+}
+
+TEST(ClaimWithMps, OnePodRunsTheDaemon) {
+  const Admission admission = TestAdmission();
+  const Json pod = Injected(admission, AsUser(Sharing({{"gpushm.io/role", "mps"}}), 1000));
+  ASSERT_EQ(pod["spec"]["initContainers"].size(), 1U);
+  const Json& daemon = pod["spec"]["initContainers"][0];
+  EXPECT_EQ(daemon["name"], "gpushm-mps");
+  EXPECT_EQ(daemon["restartPolicy"], "Always");
+  EXPECT_EQ(daemon["resources"]["claims"], Json::array({Entry("mps")}));
+  EXPECT_EQ(daemon["securityContext"]["runAsUser"], 1000);
+  EXPECT_FALSE(daemon.contains("volumeMounts")) << "the plugin mounts its folder";
+  EXPECT_EQ(ContainerOf(pod, "server")["resources"]["claims"], Json::array({Entry("app")}));
+  EXPECT_EQ(admission.Mutate(pod).outcome, "unchanged");
+  EXPECT_TRUE(admission.Validate(pod).allowed) << admission.Validate(pod).message;
+}
+
+TEST(ClaimWithMps, SaysWhatIsMissing) {
+  const Admission admission = TestAdmission();
+  EXPECT_THAT(admission.Mutate(Sharing({{"gpushm.io/role", "mps"}})).message,
+              HasSubstr("runAsUser: 1000"));
+  EXPECT_THAT(
+      admission
+          .Mutate(AsUser(Sharing({{"gpushm.io/role", "mps"}, {"gpushm.io/mps", "false"}}), 1000))
+          .message,
+      HasSubstr("runs the MPS daemon of its claim"));
+  EXPECT_THAT(admission.Mutate(PodWith({"app"}, {{"gpushm.io/role", "mps"}})).message,
+              HasSubstr("gpushm.io/claim: weights"));
+  EXPECT_THAT(
+      admission
+          .Mutate(AsUser(
+              Sharing({{"gpushm.io/mps", "true"}, {"gpushm.io/enforce-private", "true"}}), 1000))
+          .message,
+      HasSubstr("only the owner"));
+  Settings settings = TestSettings();
+  settings.mps = true;
+  const Json pod = Injected(TestAdmission(settings), AsUser(Sharing(), 1000));
+  EXPECT_FALSE(pod["spec"].contains("initContainers"))
+      << "the chart's default is not for claims, of which it does not know whether they have MPS";
+}
+
 TEST(Templates, AreMadeBeforeTheAnswerAndNotInADryRun) {
   const Admission admission = TestAdmission(WithClaims());
   Json review = ReviewOf(PodOf());

@@ -51,6 +51,7 @@ Json PodClaim(const Plan& plan) {
 
 std::vector<Json> ClaimEntries(const Plan& plan, Asker asker) {
   std::vector<Json> entries;
+  if (asker == Asker::kMps) return {{{"name", kClaimName}, {"request", claims::kMps}}};
   for (uint32_t gpu = 0; gpu < plan.spec.gpus; ++gpu) {
     entries.push_back(
         {{"name", kClaimName},

@@ -36,7 +36,8 @@ ClaimTemplate TemplateFor(const Plan& plan);
 Json PodClaim(const Plan& plan);
 
 // Who asks for the claim's devices: the broker gets the memory, the others only the GPUs.
-enum class Asker { kBroker, kApplication };
+// kMps: the daemon for all pods that share a claim.
+enum class Asker { kBroker, kApplication, kMps };
 
 // The entries of a container's resources.claims, one for each GPU.
 std::vector<Json> ClaimEntries(const Plan& plan, Asker asker);

@@ -67,7 +67,7 @@ std::string FieldOf(const Container& container) {
 // A pod without a sidecar of its own may not bring one: it would act as the owner's broker.
 void CheckUser(const PodView& pod, const Plan& plan, ErrorList* errors) {
   for (const Container& container : pod.containers()) {
-    if (plan.UsesOthers() && IsOurContainer(container.name)) {
+    if (plan.UsesOthers() && container.name == kSidecarName) {
       errors->Add(PodError(FieldOf(container),
                            "only the owner of a claim has this container, which gpushm adds",
                            Concat("remove it, or ", config::kRoleKey, ": owner")));
@@ -112,9 +112,12 @@ void CheckClaims(const PodView& pod, const std::optional<Done>& done, const Plan
                          "remove it; gpushm.io/allocation: dra makes gpushm add a claim"));
   }
   for (const Container& container : pod.containers()) {
-    if (IsOurContainer(container.name)) continue;
-    const bool attaches = std::ranges::count(plan.done.containers, container.name) > 0;
-    const std::vector<Json> allowed = ClaimEntries(plan, Asker::kApplication);
+    if (container.name == kSidecarName) continue;
+    const bool daemon = container.name == kMpsName && plan.mps && plan.RunsMps();
+    const bool attaches =
+        container.name == kMpsName || std::ranges::count(plan.done.containers, container.name) > 0;
+    const std::vector<Json> allowed =
+        ClaimEntries(plan, daemon && plan.SharesMps() ? Asker::kMps : Asker::kApplication);
     for (const Json& entry : container.Claims()) {
       if (!entry.is_object() || entry.value("name", "") != kClaimName) continue;
       if (ours && attaches && std::ranges::count(allowed, entry) > 0) continue;
@@ -335,7 +338,10 @@ void CheckVariables(const PodView& pod, const Plan& plan, ErrorList* errors) {
 
 void PlanMps(const PodView& pod, const Settings& settings, Plan* plan, ErrorList* errors) {
   config::MpsSpec& mps = plan->spec.mps;
-  const bool wanted = mps.wanted.value_or(settings.mps);
+  const bool runs_for_all = plan->spec.role == config::ClaimRole::kMps;
+  // Only its author knows whether a claim has a daemon.
+  const bool by_default = plan->SharesMps() ? runs_for_all : settings.mps;
+  const bool wanted = mps.wanted.value_or(by_default);
   const auto needs = [&](std::string key) {
     errors->Add(PodError(Concat("metadata.annotations.", key),
                          "needs MPS, and the pod does not run under it",
@@ -364,7 +370,7 @@ void PlanMps(const PodView& pod, const Settings& settings, Plan* plan, ErrorList
     plan->mps = MpsPlan{};
   } else if (uid) {
     plan->mps = MpsPlan{*uid};
-  } else if (mps.wanted) {
+  } else if (mps.wanted || runs_for_all) {
     errors->Add(uid.error());
     return;
   } else {
@@ -652,7 +658,7 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   plan.loads = loads.size();
   plan.spec = std::move(*spec);
   ErrorList errors;
-  if (!plan.UsesOthers()) PlanMps(pod, settings, &plan, &errors);
+  PlanMps(pod, settings, &plan, &errors);
   plan.spec.mps.wanted = plan.mps.has_value();
   plan.memory_bytes = config::NodeBytes(plan.spec);
   plan.units = config::PodUnits(plan.spec, settings.unit_bytes);

@@ -33,7 +33,7 @@ struct Done {
   static std::optional<Done> Of(const PodView& pod);
 };
 
-// The MPS daemon of the pod.
+// The pod runs under MPS.
 struct MpsPlan {
   std::optional<int64_t> uid;  // Empty: it serves every uid.
 };
@@ -56,6 +56,9 @@ struct Plan {
   bool UsesClaim() const { return done.allocation == config::Allocation::kDra; }
   // Whether another pod of its claim has the broker, so this one gets no sidecar.
   bool UsesOthers() const { return spec.UsesOthers(); }
+  // With MPS: whether the daemon is that of the claim, and whether this pod runs a daemon.
+  bool SharesMps() const { return !spec.claim.empty(); }
+  bool RunsMps() const { return !SharesMps() || spec.role == config::ClaimRole::kMps; }
   // What each GPU gives to the pod, if it has a claim.
   uint64_t GpuBytes() const;
   // The value of gpushm.io/status.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "contract/annotations/annotations.h"
+#include "contract/claims.h"
 #include "platform/base/status.h"
 #include "sidecar/injector/patch.h"
 
@@ -21,7 +22,7 @@ inline constexpr char kMpsName[] = "gpushm-mps";  // The container with the MPS 
 inline constexpr char kVolumeName[] = "gpushm";
 // The folder in which each container finds its socket.
 inline constexpr char kSocketFolder[] = "/run/gpushm";
-inline constexpr char kMpsFolder[] = "/run/gpushm-mps";
+using claims::kMpsFolder;
 inline constexpr char kPreloadFile[] = "/etc/ld.so.preload";
 
 // Whether gpushm adds the container of this name.

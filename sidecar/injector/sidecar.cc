@@ -21,6 +21,7 @@ constexpr uint64_t kMpsCpuMillis = 500;
 constexpr uint64_t kMpsCpuRequestMillis = 10;
 constexpr uint64_t kMpsMemoryBytes = uint64_t{256} << 20;
 constexpr uint64_t kMpsMemoryRequestBytes = uint64_t{96} << 20;
+constexpr uint64_t kMpsWaitMemoryBytes = uint64_t{32} << 20;
 
 std::string Cpus(uint64_t millis) { return Concat(millis, "m"); }
 
@@ -132,7 +133,7 @@ Json Arguments(const Plan& plan) {
   }
   if (plan.mps) {
     words.push_back("--mps-folder");
-    words.push_back(Concat(kSocketFolder, "/", kMpsPart));
+    words.push_back(plan.SharesMps() ? kMpsFolder : Concat(kSocketFolder, "/", kMpsPart));
   }
   return words;
 }
@@ -145,7 +146,7 @@ GpuRequest RequestOf(const Plan& plan, Asker asker) {
     request.claims = ClaimEntries(plan, asker);
     return request;
   }
-  if (asker == Asker::kApplication) {
+  if (asker != Asker::kBroker) {
     request.resources = {{kAttachResource, 1}};
     return request;
   }
@@ -230,7 +231,8 @@ Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& sett
 // The limits leave room for the server: 64 MiB of the host on an H100.
 Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings) {
   const bool guaranteed = IsGuaranteed(pod);
-  Json resources = GpuResources(RequestOf(plan, Asker::kApplication));
+  const Asker asker = plan.SharesMps() ? Asker::kMps : Asker::kApplication;
+  Json resources = GpuResources(RequestOf(plan, asker));
   if (!PodHas(pod, "cpu")) {
     resources["limits"]["cpu"] = Cpus(kMpsCpuMillis);
     resources["requests"]["cpu"] = Cpus(guaranteed ? kMpsCpuMillis : kMpsCpuRequestMillis);
@@ -257,7 +259,6 @@ Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings
                  {"restartPolicy", "Always"},
                  {"command", words},
                  {"resources", resources},
-                 {"volumeMounts", Json::array({MpsMount(/*writable=*/true)})},
                  {"lifecycle",
                   {{"postStart",
                     {{"exec",
@@ -265,9 +266,35 @@ Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings
                                                 kMpsFolder, "--timeout", "60"})}}}}}}},
                  {"terminationMessagePolicy", "FallbackToLogsOnError"},
                  {"securityContext", context}};
+  // The plugin mounts the folder of a claim's daemon.
+  if (!plan.SharesMps()) daemon["volumeMounts"] = Json::array({MpsMount(/*writable=*/true)});
   // The limits of its clients name GPUs by the daemon's numbers.
   if (plan.spec.gpus > 1) daemon["env"] = Json::array({DeviceOrder()});
   return daemon;
+}
+
+Json MpsWaitContainer(const PodView& pod, const Plan& plan, const Settings& settings) {
+  constexpr int64_t kNobody = 65534;
+  Json resources = GpuResources(RequestOf(plan, Asker::kApplication));
+  // As little as possible: the pod requests the largest of its init containers.
+  if (!PodHas(pod, "cpu")) {
+    resources["limits"]["cpu"] = resources["requests"]["cpu"] = Cpus(kMpsCpuRequestMillis);
+  }
+  if (!PodHas(pod, "memory")) {
+    resources["limits"]["memory"] = resources["requests"]["memory"] =
+        config::FormatBytes(kMpsWaitMemoryBytes);
+  }
+  Json context = Restricted();
+  context["runAsUser"] = plan.mps->uid.value_or(kNobody);
+  context["runAsNonRoot"] = plan.mps->uid != 0;
+  return {{"name", kMpsName},
+          {"image", settings.sidecar_image},
+          {"imagePullPolicy", settings.pull_policy},
+          {"command", Json::array({"/usr/bin/gpushm-mps", "wait", "--pipe-folder", kMpsFolder,
+                                   "--timeout", "60"})},
+          {"resources", resources},
+          {"terminationMessagePolicy", "FallbackToLogsOnError"},
+          {"securityContext", context}};
 }
 
 std::vector<std::pair<std::string, std::string>> MpsVariables(const Plan& plan,

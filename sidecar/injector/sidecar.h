@@ -51,6 +51,9 @@ Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& sett
 // The container with the MPS daemon, for a plan with `mps`. It passes Pod Security "restricted" if
 // the uid is known, and "baseline" otherwise.
 Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings);
+// The init container of a pod that runs under its claim's daemon: it waits for the daemon, because
+// a process that starts before runs without MPS, and nobody tells it.
+Json MpsWaitContainer(const PodView& pod, const Plan& plan, const Settings& settings);
 // What the environment of a container must say to use it; empty without MPS.
 std::vector<std::pair<std::string, std::string>> MpsVariables(const Plan& plan,
                                                               const std::string& container);

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -54,7 +55,28 @@ void Declare(CLI::App& app, Given* given) {
   wait->callback([given] { given->waits = true; });
 }
 
+// Why waiting cannot help; empty if it can. A client waits as the uid of the containers to come.
+std::string Hopeless(const std::string& folder) {
+  struct stat info{};
+  if (stat(folder.c_str(), &info) != 0) {
+    return Concat(folder, " does not exist: the pod's ResourceClaim has no request named mps; ",
+                  "`gpushmctl claim --mps` prints one that has");
+  }
+  if (stat((folder + "/control").c_str(), &info) != 0 || info.st_uid == 0 ||
+      info.st_uid == geteuid()) {
+    return {};
+  }
+  return Concat("the MPS daemon runs as uid ", info.st_uid,
+                " and serves only that one; this is uid ", geteuid(),
+                ": set runAsUser: ", info.st_uid,
+                " in the pod, or give the pod with the daemon gpushm.io/mps-uid: any");
+}
+
 int WaitUntilReady(const Given& given) {
+  if (const std::string why = Hopeless(given.options.folder); !why.empty()) {
+    std::cerr << "gpushm-mps: " << why << "\n";
+    return 1;
+  }
   const int64_t end_ns = MonotonicNs() + given.timeout_s * 1'000'000'000;
   do {
     const auto state = status::ReadMpsState(given.options.folder);
@@ -62,8 +84,10 @@ int WaitUntilReady(const Given& given) {
     if (state && state->IsReady() && DaemonListens(given.options.folder)) return 0;
     poll(nullptr, 0, 20);
   } while (MonotonicNs() < end_ns);
-  std::cerr << "gpushm-mps: the MPS daemon is not ready after " << given.timeout_s
-            << " s: see the log of the container gpushm-mps\n";
+  std::cerr
+      << "gpushm-mps: the MPS daemon is not ready after " << given.timeout_s
+      << " s: see the log of the container gpushm-mps, of this pod or of the pod of its claim "
+         "that has gpushm.io/role: mps\n";
   return 1;
 }
 

@@ -5,11 +5,11 @@ import json
 import subprocess
 import time
 
-from case import container, pod
+from case import container, is_ready, pod, statuses
 from chart import ROOT
 from chart_case import SMALL, WEIGHTS, ChartCase, annotated, holder
 from dra_plugin import ClaimsChart, DraPlugin
-from plugin import NAMESPACE
+from plugin import NAMESPACE, documents
 from processes import wait_until
 from scrape import Page
 import settings
@@ -348,6 +348,73 @@ class SharedClaimTest(ClaimsCase):
     def rolled_out(self, name):
         self.cluster.kubectl("rollout", "status", f"deployment/{name}", "-n", self.namespace,
                              "--timeout", "120s", timeout=130)
+
+    def test_pods_of_a_claim_run_under_one_mps_daemon(self):
+        """Goal: the daemon's life is its pod's, whatever happens to the others. Method: the example,
+        in which users and owner come first and wait; then all but the daemon are rolled over."""
+        example = ROOT / "deploy/examples/dra/mps.yaml"
+        text = self.cluster.kubectl("create", "--dry-run=client", "-o", "json", "-f", str(example))
+        things = [thing for document in documents(text) for thing in document]
+        daemon = next(t for t in things if t["metadata"]["name"] == "mps")
+        for thing in things:
+            if thing is not daemon:
+                self.apply(thing)
+        waiting = self.wait_pods(
+            lambda pods: [p for p in pods.values() if "running" in statuses(p).get(
+                "gpushm-mps", {}).get("state", {})], "nobody waits for the daemon")
+        self.assertFalse(any(map(is_ready, waiting)))
+        self.apply(daemon)
+        for name in ("mps", "weights", "servers"):
+            self.rolled_out(name)
+        before = self.pods_of("mps")
+        clients = 0
+
+        def connected():
+            nonlocal clients
+            clients = json.loads(self.execute(before[0], "gpushm-mps", "cat",
+                                              "/run/gpushm-mps/state.json"))["clients"]
+            return clients >= 4
+
+        wait_until(lambda: f"{clients} clients of the daemon", 60, connected, 0.5)
+        doctor = json.loads(self.tries(self.pods_of("servers")[0], "server",
+                                       "gpushmctl doctor -o json"))
+        mps = next(c for c in doctor["checks"] if c["name"] == "mps")
+        self.assertTrue(mps["detail"].startswith("on"), mps)
+        denied = self.tries(self.pods_of("servers")[0], "server", "touch /run/gpushm-mps/x")
+        self.assertIn("Read-only file system", denied)
+        wait_until("the metrics do not have the daemon", 30, lambda: Page(
+            self.api, "plugin").sum("gpushm_mps_ready", namespace=self.namespace) == 1, 0.5)
+        for name in ("servers", "weights"):
+            self.cluster.kubectl("rollout", "restart", f"deployment/{name}", "-n", self.namespace)
+            self.rolled_out(name)
+        self.assertEqual(self.pods_of("mps"), before)
+        self.assertEqual(self.container_ids(before[0])["gpushm-mps"][1], 0)
+        wait_until(lambda: f"{clients} clients of the daemon", 60, connected, 0.5)
+        folder = self.cluster.on_node("/run/gpushm-claims")
+        self.assertEqual(len(list(folder.iterdir())), 1)
+        self.cluster.kubectl("delete", "-n", self.namespace, "-f", str(example), "--wait",
+                             "--timeout", "90s", timeout=100)
+        self.plugin.wait_released()
+        self.assertEqual(list(folder.iterdir()), [])
+
+    def test_a_pod_says_why_it_cannot_run_under_the_claims_mps(self):
+        self.make_claim()
+        user = self.user("user")
+        user["metadata"]["annotations"]["gpushm.io/mps"] = "true"
+        user["spec"]["securityContext"]["runAsUser"] = 1000
+        self.create(user)
+        told = self.wait_pod("user", lambda p: "gpushmctl claim --mps" in json.dumps(
+            statuses(p).get("gpushm-mps", {})), "does not say that the claim has no MPS")
+        self.assertFalse(is_ready(told))
+
+    def apply(self, thing):
+        self.cluster.kubectl("apply", "-n", self.namespace, "-f", "-", input=json.dumps(thing))
+
+    def pods_of(self, app):
+        """Names of the Deployment's pods, without those that are ending."""
+        return sorted(p["metadata"]["name"] for p in self.api.list("Pod", self.namespace)
+                      if p["metadata"].get("labels", {}).get("app") == app
+                      and "deletionTimestamp" not in p["metadata"])
 
     def test_what_only_an_owner_may_say_is_refused(self):
         user = self.user("user")
