@@ -477,6 +477,9 @@ void Daemon::TellDevices() {
       if (device.pci_address.empty()) continue;
       offer.places[device.pci_address] = dra::ReadPciPlace(device.pci_address);
     }
+    for (const DeviceHealth& state : health_->Look()) {
+      if (!state.healthy) offer.reasons[state.uuid] = state.reason;
+    }
     dra_->SetOffer(offer);
   }
   if (room_) room_->Offer(allocator_->LargestFree());

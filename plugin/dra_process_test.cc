@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "platform/kubernetes/testing/api_server.h"
@@ -31,8 +32,10 @@ constexpr char kOther[] = "66666666-2222-3333-4444-555555555555";
 constexpr int kMostSteps = 400;
 #ifdef GPUSHM_SANITIZED
 constexpr int kStride = 7;
+constexpr int64_t kTellMs = kLongMs;
 #else
 constexpr int kStride = 1;
+constexpr int64_t kTellMs = 5000;
 #endif
 
 // A node whose kubelet answers podresources, and claims of 8 and 7 GiB on GPU A, which offers 15.
@@ -87,6 +90,45 @@ TEST(PluginDra, ServesAPodsLife) {
   plugin.Signal(SIGTERM);
   ASSERT_TRUE(plugin.WaitEnd(kLongMs)) << plugin.Log();
   EXPECT_TRUE(std::filesystem::is_empty(node.Registry()));
+}
+
+// As `text` in the simulated driver's faults.yaml.
+void SetFaults(const DraNode& node, const std::string& text) {
+  std::ofstream(node.node / "sim/faults.new") << text;
+  std::filesystem::rename(node.node / "sim/faults.new", node.node / "sim/faults.yaml");
+}
+
+// Goal: the kubelet hears within about a second that a GPU is sick and why, that it is well again,
+// and the plugin's end, whether or not it listens.
+TEST(PluginDra, TellsTheKubeletOfAGpusHealth) {
+  DraNode node;
+  PluginProcess plugin(node.node, node.Config(), kEnvironment);
+  const KubeletClient kubelet(node.Registry());
+  ASSERT_TRUE(kubelet.GetInfo()) << plugin.Log();
+  const auto watch = kubelet.WatchHealth();
+  const auto deaf = kubelet.WatchHealth(/*deaf=*/true);
+  ASSERT_TRUE(kubelet.Notify(true));
+  const std::string sick = Concat("node0/", dra::DeviceName(kGpuA));
+  const std::string well = Concat("node0/", dra::DeviceName(testing::kGpuB));
+  const auto are = [&](bool first, bool second) {
+    return [&, first, second](const dra::testing::HealthList& list) {
+      return list.size() == 2 && list.at(sick).healthy == first && list.at(well).healthy == second;
+    };
+  };
+  ASSERT_TRUE(watch->WaitFor(are(true, true), kLongMs)) << plugin.Log();
+  const int64_t started_ns = MonotonicNs();
+  SetFaults(node, "lost: [0]\n");
+  ASSERT_TRUE(watch->WaitFor(are(false, true), kLongMs)) << plugin.Log();
+  EXPECT_LT(MonotonicNs() - started_ns, kTellMs * 1'000'000) << "recheck_ms is 1000";
+  EXPECT_THAT(watch->Last()[sick].message, HasSubstr(Concat("GPU ", kGpuA, " is unhealthy: ")));
+  EXPECT_EQ(watch->Last()[well].message, "");
+  SetFaults(node, "{}\n");
+  ASSERT_TRUE(watch->WaitFor(are(true, true), 2 * kLongMs)) << plugin.Log();
+  EXPECT_EQ(watch->Last()[sick].message, "");
+  plugin.Signal(SIGTERM);
+  ASSERT_TRUE(plugin.WaitEnd(kLongMs)) << plugin.Log();
+  EXPECT_EQ(plugin.status(), 0) << plugin.Log();
+  EXPECT_TRUE(watch->WaitEnd(kLongMs));
 }
 
 TEST(PluginDra, WithoutTheNodesNameItSaysSo) {

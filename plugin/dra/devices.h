@@ -33,7 +33,8 @@ PciPlace ReadPciPlace(const std::string& address, const std::string& sys_folder 
 struct Offer {
   std::vector<Device> devices;
   std::vector<Gpu> gpus;  // The same ones, in that order, with health and who else hands them out.
-  std::map<std::string, PciPlace> places;  // By PCI address.
+  std::map<std::string, PciPlace> places;           // By PCI address.
+  std::map<std::string, std::string> reasons = {};  // Why GPUs are unhealthy, by UUID.
 };
 
 // As a ResourceSlice's spec.devices. GPUs that somebody else hands out, and those without room for

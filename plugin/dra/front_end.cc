@@ -24,6 +24,7 @@
 #include "plugin/cdi/spec_text.h"
 #include "plugin/dra/claim.h"
 #include "plugin/dra/dra_plugin.grpc.pb.h"
+#include "plugin/dra/health_stream.h"
 #include "plugin/dra/plugin_registration.grpc.pb.h"
 #include "plugin/dra/slices.h"
 #include "plugin/kubelet/grpc_support.h"
@@ -117,11 +118,13 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
     kubelet::RouteGrpcLog();
     grpc::ServerBuilder calls;
     calls.RegisterService(this);
+    health_.emplace(options_.node, &calls);
     calls_server_ = calls.BuildAndStart();
     grpc::ServerBuilder registrations;
     registrations.RegisterService(&registrar_);
     registry_server_ = registrations.BuildAndStart();
     GPUSHM_ASSERT(calls_server_ != nullptr && registry_server_ != nullptr);  // They bind nothing.
+    health_->Start();
     door_keeper_ = std::thread([this] { KeepDoors(); });
     publisher_ = std::thread([this] { KeepSlices(); });
   }
@@ -134,14 +137,15 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
     }
     (void)eventfd_write(wake_.get(), 1);
     door_keeper_.join();
-    const auto by =
-        std::chrono::system_clock::now() + std::chrono::milliseconds(options_.times.stop_ms);
-    registry_server_->Shutdown(by);
-    calls_server_->Shutdown(by);
+    const Deadline deadline = Deadline::AfterMs(options_.times.stop_ms);
+    registry_server_->Shutdown(std::chrono::system_clock::now() +
+                               std::chrono::milliseconds(options_.times.stop_ms));
+    health_->Shutdown(calls_server_.get(), deadline);
     publisher_.join();
   }
 
   void SetOffer(const Offer& offer) {
+    health_->Set(offer);
     const std::lock_guard lock(mutex_);
     // Also of a GPU that is gone: a claim that still has it is told so by the book.
     for (const Device& device : offer.devices) {
@@ -230,6 +234,7 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
       info->set_name(kDriverName);
       info->set_endpoint(running_->calls_door_.path());
       info->add_supported_versions(kService);
+      info->add_supported_versions(kHealthService);
       return grpc::Status::OK;
     }
 
@@ -370,7 +375,12 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
         LogError("driver-not-listening", {{"socket", door.path()}, {"reason", failed->ToString()}});
       }
     };
+    int64_t repeat_ms = 0;
     while (!Stopping()) {
+      if (NowMs() >= repeat_ms) {  // Invariant 5.
+        health_->Repeat();
+        repeat_ms = NowMs() + options_.times.health_ms;
+      }
       // Below the kubelet's folder. If it fails, so does the socket, with the reason.
       mkdir(Concat(options_.plugins_folder, "/", kDriverName).c_str(), 0750);
       keep(calls_door_);
@@ -429,6 +439,7 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
   const std::string other_calls_;  // Of a plugin that serves beside this one.
   Registrar registrar_;
   UniqueFd wake_;
+  std::optional<HealthStream> health_;  // A service of calls_server_.
   std::unique_ptr<grpc::Server> calls_server_;
   std::unique_ptr<grpc::Server> registry_server_;
 

@@ -1,5 +1,5 @@
-// The plugin's front end for dynamic resource allocation (docs/design/dra.md): two gRPC services
-// for the kubelet on two sockets, and the node's ResourceSlices.
+// The plugin's front end for dynamic resource allocation (docs/design/dra.md): the kubelet's gRPC
+// services on two sockets, and the node's ResourceSlices.
 //
 // Invariants:
 //   1. No slice is written before the kubelet said that it uses the plugin. The scheduler binds
@@ -14,9 +14,13 @@
 //   4. What the kubelet or somebody else removed comes back: slices within slices_ms, sockets
 //   within
 //      look_ms.
+//   5. The kubelet hears a change of a GPU's health at once, and all GPUs' health again within
+//      health_ms + look_ms. It takes a device that it has not heard of for 30 s for unknown, and
+//      forgets all devices of the driver when any stream of it ends, also that of the plugin that
+//      ends in an update.
 //
-// Threads: the public functions from any thread. Inside, one thread accepts connections, another
-// one writes slices. Calls run on gRPC's threads.
+// Threads: the public functions from any thread. Inside, one thread accepts connections and repeats
+// the health, another one writes slices. Calls run on gRPC's threads.
 #pragma once
 
 #include <cstdint>
@@ -48,6 +52,7 @@ class FrontEnd {
     int64_t eager_for_ms = 30'000;    // for that long after each registration.
     int64_t unsupported_ms = 60'000;  // The same if the API server cannot hold them.
     int64_t look_ms = 1000;           // Between two looks at the sockets.
+    int64_t health_ms = 5000;         // Between two lists of all GPUs' health.
     int64_t backoff_ms = 200;         // After a failed request for a claim; doubles up to 5 s.
     int64_t stop_ms = 2000;           // For calls in progress when stopping.
   };
@@ -76,7 +81,7 @@ class FrontEnd {
   // False: the kubelet has not said by the deadline that it uses the plugin.
   bool WaitRegistered(const Deadline& deadline) const;
 
-  // What the slices must say from now on. Returns before they do.
+  // What the slices and the health streams must say from now on. Returns before they do.
   void SetOffer(const Offer& offer);
   FrontEndState state() const;
 

@@ -19,10 +19,15 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::Health;
+using testing::HealthList;
 using ::testing::IsEmpty;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
 
 constexpr char kUid[] = "11111111-2222-3333-4444-555555555555";
 constexpr uint64_t kGiB = uint64_t{1} << 30;
+constexpr int64_t kLongMs = 20'000;
 
 class FakeHandler : public Handler {
  public:
@@ -34,6 +39,7 @@ class FakeHandler : public Handler {
     changed.notify_all();
     while (hold && !given_up()) changed.wait_for(lock, std::chrono::milliseconds(10));
     if (given_up()) ++abandoned;
+    changed.notify_all();
     if (error) return std::unexpected(*error);
     return {};
   }
@@ -87,6 +93,7 @@ class FrontEndTest : public ::testing::Test {
                       .eager_ms = 20,
                       .eager_for_ms = 1000,
                       .look_ms = 20,
+                      .health_ms = health_ms_,
                       .backoff_ms = 5}};
   }
   static Offer TwoGpus() {
@@ -96,6 +103,13 @@ class FrontEndTest : public ::testing::Test {
       offer.devices.push_back({.uuid = uuid, .name = "Simulated GPU", .index = i});
       offer.gpus.push_back({.uuid = uuid, .units = 15, .tokens = 8, .bytes = 15 * kGiB});
     }
+    return offer;
+  }
+  // The second GPU is sick for that reason.
+  static Offer Sick(const std::string& reason) {
+    Offer offer = TwoGpus();
+    offer.gpus[1].healthy = false;
+    offer.reasons["GPU-1"] = reason;
     return offer;
   }
   void Start() {
@@ -113,6 +127,7 @@ class FrontEndTest : public ::testing::Test {
   kubernetes::testing::ApiServer server_;
   testing::KubeletClient kubelet_;
   FakeHandler handler_;
+  int64_t health_ms_ = 60'000;  // So that lists are sent for no other reason than a change.
   std::unique_ptr<FrontEnd> front_end_;
 };
 
@@ -121,7 +136,7 @@ TEST_F(FrontEndTest, TheKubeletLearnsWhatItIs) {
   ASSERT_TRUE(info) << info.error().ToString();
   EXPECT_EQ(info->type, "DRAPlugin");
   EXPECT_EQ(info->name, "gpushm.io");
-  EXPECT_THAT(info->versions, ElementsAre("v1.DRAPlugin"));
+  EXPECT_THAT(info->versions, ElementsAre("v1.DRAPlugin", "v1alpha1.DRAResourceHealth"));
   EXPECT_EQ(info->endpoint, folder_ / "plugins/gpushm.io/dra.sock");
 }
 
@@ -252,6 +267,95 @@ TEST_F(FrontEndTest, ACallDuringAnUpdateReachesTheNextPlugin) {
   EXPECT_EQ(next.last.uid, kUid);
   EXPECT_TRUE(kubelet_.Unprepare("claim", kUid));
   EXPECT_THAT(next.unprepared, ElementsAre(kUid));
+}
+
+// Two kubelets, as in the moment in which one restarts.
+TEST_F(FrontEndTest, EachStreamHasTheHealthOfAllGpusAtOnce) {
+  const auto first = kubelet_.WatchHealth();
+  const auto second = kubelet_.WatchHealth();
+  for (const testing::HealthWatch* const watch : {first.get(), second.get()}) {
+    ASSERT_TRUE(watch->WaitLists(1, kLongMs));
+    EXPECT_THAT(watch->Last(), UnorderedElementsAre(Pair("node0/gpu-0", Health{true, ""}),
+                                                    Pair("node0/gpu-1", Health{true, ""})));
+  }
+  front_end_->SetOffer(Sick("XID 79: GPU has fallen off the bus"));
+  for (const testing::HealthWatch* const watch : {first.get(), second.get()}) {
+    ASSERT_TRUE(watch->WaitLists(2, kLongMs));
+    EXPECT_THAT(
+        watch->Last(),
+        UnorderedElementsAre(
+            Pair("node0/gpu-0", Health{true, ""}),
+            Pair("node0/gpu-1",
+                 Health{false, "GPU GPU-1 is unhealthy: XID 79: GPU has fallen off the bus"})));
+  }
+  front_end_->SetOffer(Sick("the GPU does not answer"));
+  ASSERT_TRUE(first->WaitLists(3, kLongMs));
+  EXPECT_THAT(first->Last()["node0/gpu-1"].message, HasSubstr("does not answer"));
+  front_end_->SetOffer(TwoGpus());
+  front_end_->SetOffer(TwoGpus());
+  for (const testing::HealthWatch* const watch : {first.get(), second.get()}) {
+    ASSERT_TRUE(watch->WaitLists(4, kLongMs));
+    EXPECT_EQ(watch->Last()["node0/gpu-1"], (Health{true, ""}));
+  }
+  const auto third = kubelet_.WatchHealth();
+  ASSERT_TRUE(third->WaitLists(1, kLongMs));
+  EXPECT_EQ(first->lists(), 4U) << "what is not new is not sent";
+}
+
+// The kubelet takes what it has not heard of for 30 s for unknown.
+TEST_F(FrontEndTest, HealthIsRepeated) {
+  front_end_.reset();
+  health_ms_ = 30;
+  Start();
+  EXPECT_TRUE(kubelet_.WatchHealth()->WaitLists(4, kLongMs));
+}
+
+// A stream can open before the plugin has looked at its GPUs.
+TEST_F(FrontEndTest, AStreamWaitsForTheFirstOffer) {
+  front_end_.reset();
+  health_ms_ = 30;
+  auto started = FrontEnd::Start(Options(), &handler_);
+  ASSERT_TRUE(started) << started.error().ToString();
+  const auto watch = kubelet_.WatchHealth();
+  EXPECT_FALSE(watch->WaitLists(1, /*timeout_ms=*/300));
+  (*started)->SetOffer(TwoGpus());
+  EXPECT_TRUE(watch->WaitLists(1, kLongMs));
+}
+
+// Goal: a stream that nobody reads costs one list, and delays neither the others, nor calls, nor
+// the end. Method: far more than HTTP/2's window is sent meanwhile; then it is read to the end.
+TEST_F(FrontEndTest, AStreamThatNobodyReadsDoesNoHarm) {
+  constexpr size_t kGpus = 64;
+  constexpr size_t kChanges = 200;
+  const auto deaf = kubelet_.WatchHealth(/*deaf=*/true);
+  const auto deaf_until_the_end = kubelet_.WatchHealth(/*deaf=*/true);
+  const auto other = kubelet_.WatchHealth();
+  ASSERT_TRUE(other->WaitLists(1, kLongMs));
+  Offer offer;
+  for (size_t i = 0; i < kGpus; ++i) {
+    offer.gpus.push_back({.uuid = Concat("GPU-", i), .healthy = false});
+    offer.devices.push_back({.uuid = offer.gpus.back().uuid, .name = "Simulated GPU"});
+  }
+  for (size_t change = 0; change <= kChanges; ++change) {
+    for (const Gpu& gpu : offer.gpus) {
+      offer.reasons[gpu.uuid] = Concat(std::string(900, 'x'), " change ", change, ".");
+    }
+    front_end_->SetOffer(offer);
+  }
+  const auto is_last = [&](const HealthList& list) {
+    return list.size() == kGpus &&
+           list.begin()->second.message.ends_with(Concat(" change ", kChanges, "."));
+  };
+  EXPECT_TRUE(other->WaitFor(is_last, kLongMs));
+  EXPECT_TRUE(kubelet_.Unprepare("claim", kUid));
+  deaf->Hear();
+  EXPECT_TRUE(deaf->WaitFor(is_last, kLongMs));
+  EXPECT_LT(deaf->lists(), kChanges);
+  const int64_t started_ns = MonotonicNs();
+  front_end_.reset();
+  EXPECT_LT(MonotonicNs() - started_ns, 2'000'000'000) << "stop_ms";
+  EXPECT_TRUE(deaf->WaitEnd(kLongMs));
+  EXPECT_TRUE(other->WaitEnd(kLongMs));
 }
 
 TEST_F(FrontEndTest, TheEndRemovesTheSocketsAndLeavesTheSlices) {

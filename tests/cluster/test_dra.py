@@ -110,6 +110,44 @@ class DraTest(ClusterCase):
         lines = pathlib.Path(f"/proc/{process.pid}/mountinfo").read_text().splitlines()
         return [line.split()[4] for line in lines]
 
+    def fault(self, text):
+        """Of the simulated driver; by renaming, because processes read it meanwhile."""
+        part = self.cluster.cards / "faults.part"
+        part.write_text(text)
+        part.rename(self.cluster.cards / "faults.yaml")
+
+    def wait_health(self, name, wanted):
+        """Returns the kubelet's message for the request `app` of container a, when that is so."""
+        def health(pod_object):
+            told = [r for s in statuses(pod_object)["a"].get("allocatedResourcesStatus", [])
+                    if s["name"] == "claim:gpushm/app" for r in s["resources"]]
+            return told[0] if len(told) == 1 and told[0]["health"] == wanted else None
+
+        told = self.wait_pod(name, health, f"is not shown as {wanted}")
+        return health(told).get("message", "")
+
+    def test_a_pods_status_says_that_its_gpu_is_sick_and_why(self):
+        """Goal: whoever looks at the pod learns it, and that it is over; also after an update, in
+        which the kubelet forgets what it was told. The pod goes on."""
+        self.addCleanup(self.fault, "")
+        self.run_pod(claim_pod("pod", "seven"))
+        before = self.container_ids("pod")
+        self.assertEqual(self.wait_health("pod", "Healthy"), "")
+        self.fault(f"lost: [{settings.gpu_uuid(0)}]\n")
+        self.assertIn(f"GPU {settings.gpu_uuid(0)} is unhealthy: ",
+                      self.wait_health("pod", "Unhealthy"))
+        self.fault("")
+        self.assertEqual(self.wait_health("pod", "Healthy"), "")
+        self.plugin.update()
+        self.assertEqual(self.wait_health("pod", "Healthy"), "")
+        self.fault(f"lost: [{settings.gpu_uuid(0)}]\n")
+        self.wait_health("pod", "Unhealthy")
+        self.fault("")
+        self.wait_health("pod", "Healthy")
+        self.assertEqual(self.container_ids("pod"), before)
+        self.delete_pods("pod")
+        self.wait_released()
+
     def test_memory_of_a_pod_that_was_deleted_by_force_is_not_given_twice(self):
         """The scheduler gives the memory away at once; the plugin waits for the first pod's end."""
         slow = claim_pod("slow", "seven")

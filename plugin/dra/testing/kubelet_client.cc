@@ -1,9 +1,13 @@
 #include "plugin/dra/testing/kubelet_client.h"
 
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
 #include <thread>
 
 #include "platform/base/clock.h"
+#include "plugin/dra/dra_health.grpc.pb.h"
 #include "plugin/dra/dra_plugin.grpc.pb.h"
 #include "plugin/dra/plugin_registration.grpc.pb.h"
 #include "plugin/kubelet/grpc_support.h"
@@ -32,7 +36,102 @@ std::unique_ptr<pluginregistration::Registration::Stub> Registry(const std::stri
       kubelet::NewChannel(folder + "/gpushm.io-reg.sock", kMaxBytes));
 }
 
+HealthList ToList(const v1alpha1::NodeWatchResourcesResponse& response) {
+  HealthList list;
+  for (const v1alpha1::DeviceHealth& device : response.devices()) {
+    list[device.device().pool_name() + "/" + device.device().device_name()] = {
+        .healthy = device.health() == v1alpha1::HEALTHY, .message = device.message()};
+  }
+  return list;
+}
+
 }  // namespace
+
+class HealthWatch::Stream {
+ public:
+  Stream(const std::string& endpoint, bool deaf)
+      : deaf_(deaf),
+        stub_(v1alpha1::DRAResourceHealth::NewStub(kubelet::NewChannel(endpoint, kMaxBytes))),
+        reader_(stub_->NodeWatchResources(&context_, {})),
+        thread_([this] { Read(); }) {}
+
+  ~Stream() {
+    context_.TryCancel();
+    Hear();
+    thread_.join();
+  }
+
+  void Hear() {
+    const std::lock_guard lock(mutex_);
+    deaf_ = false;
+    changed_.notify_all();
+  }
+
+  template <typename Check>
+  bool WaitFor(Check is_so, int64_t timeout_ms) const {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), is_so);
+  }
+  HealthList Last() const {
+    const std::lock_guard lock(mutex_);
+    return last_;
+  }
+  uint64_t lists() const {
+    const std::lock_guard lock(mutex_);
+    return lists_;
+  }
+
+  // These three need mutex_, as WaitFor's check has it.
+  const HealthList& last() const { return last_; }
+  bool Has(uint64_t count) const { return lists_ >= count; }
+  bool EndedWell() const { return ended_ && ended_->ok(); }
+
+ private:
+  void Read() {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return !deaf_; });
+    }
+    for (v1alpha1::NodeWatchResourcesResponse response; reader_->Read(&response);) {
+      const std::lock_guard lock(mutex_);
+      last_ = ToList(response);
+      ++lists_;
+      changed_.notify_all();
+    }
+    const grpc::Status status = reader_->Finish();
+    const std::lock_guard lock(mutex_);
+    ended_ = status;
+    changed_.notify_all();
+  }
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool deaf_;
+  uint64_t lists_ = 0;
+  HealthList last_;
+  std::optional<grpc::Status> ended_;
+  grpc::ClientContext context_;
+  const std::unique_ptr<v1alpha1::DRAResourceHealth::Stub> stub_;
+  const std::unique_ptr<grpc::ClientReader<v1alpha1::NodeWatchResourcesResponse>> reader_;
+  std::thread thread_;
+};
+
+HealthWatch::HealthWatch(const std::string& endpoint, bool deaf)
+    : stream_(std::make_unique<Stream>(endpoint, deaf)) {}
+HealthWatch::~HealthWatch() = default;
+void HealthWatch::Hear() { stream_->Hear(); }
+HealthList HealthWatch::Last() const { return stream_->Last(); }
+uint64_t HealthWatch::lists() const { return stream_->lists(); }
+bool HealthWatch::WaitFor(const std::function<bool(const HealthList&)>& is_so,
+                          int64_t timeout_ms) const {
+  return stream_->WaitFor([&] { return is_so(stream_->last()); }, timeout_ms);
+}
+bool HealthWatch::WaitLists(uint64_t count, int64_t timeout_ms) const {
+  return stream_->WaitFor([&] { return stream_->Has(count); }, timeout_ms);
+}
+bool HealthWatch::WaitEnd(int64_t timeout_ms) const {
+  return stream_->WaitFor([&] { return stream_->EndedWell(); }, timeout_ms);
+}
 
 Result<PluginInfo> KubeletClient::GetInfo(int64_t timeout_ms) const {
   const Deadline deadline = Deadline::AfterMs(timeout_ms);
@@ -111,6 +210,10 @@ Result<void> KubeletClient::Unprepare(const std::string& name, const std::string
   if (found == response.claims().end()) return Fail(Code::kInternal, "no answer for the claim");
   if (!found->second.error().empty()) return Fail(Code::kInternal, found->second.error());
   return {};
+}
+
+std::unique_ptr<HealthWatch> KubeletClient::WatchHealth(bool deaf) const {
+  return std::make_unique<HealthWatch>(Calls(), deaf);
 }
 
 }  // namespace gpushm::plugin::dra::testing

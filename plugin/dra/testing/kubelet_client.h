@@ -4,6 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -27,6 +30,37 @@ struct PreparedDevice {
   friend bool operator==(const PreparedDevice&, const PreparedDevice&) = default;
 };
 
+struct Health {
+  bool healthy = false;
+  std::string message;
+  friend bool operator==(const Health&, const Health&) = default;
+};
+// By "pool/device".
+using HealthList = std::map<std::string, Health>;
+
+// The kubelet's stream of NodeWatchResources. A thread of its own reads it.
+class HealthWatch {
+ public:
+  // Opens it at that socket. `deaf`: reads nothing until Hear().
+  explicit HealthWatch(const std::string& endpoint, bool deaf = false);
+  HealthWatch(const HealthWatch&) = delete;
+  HealthWatch& operator=(const HealthWatch&) = delete;
+  ~HealthWatch();  // Ends it.
+
+  void Hear();
+  HealthList Last() const;
+  uint64_t lists() const;  // Received so far.
+  // False: it is not so by then.
+  bool WaitFor(const std::function<bool(const HealthList&)>& is_so, int64_t timeout_ms) const;
+  bool WaitLists(uint64_t count, int64_t timeout_ms) const;
+  // Whether the plugin has ended it, politely.
+  bool WaitEnd(int64_t timeout_ms) const;
+
+ private:
+  class Stream;
+  std::unique_ptr<Stream> stream_;
+};
+
 class KubeletClient {
  public:
   // The folder plugins_registry. The client does not keep connections.
@@ -41,6 +75,7 @@ class KubeletClient {
                                               int64_t timeout_ms = 45'000) const;
   Result<void> Unprepare(const std::string& name, const std::string& uid,
                          int64_t timeout_ms = 45'000) const;
+  std::unique_ptr<HealthWatch> WatchHealth(bool deaf = false) const;
 
  private:
   std::string Calls() const;
