@@ -72,13 +72,15 @@ class DraPlugin(Plugin):
 class ClaimsChart(Chart):
     """GPUs with 15 GiB each, allocated by claims."""
 
-    def __init__(self, cluster):
+    def __init__(self, cluster, **values):
         # Services have no addresses here, because there is no kube-proxy.
         super().__init__(cluster, **{
             "injector.replicas": 1, "plugin.allocation": "dra",
             "plugin.config.dra.api-server": settings.API_SERVER,
             "sidecar.cpu": "10m",  # Fifty of them fit on the node.
-            "injector.apiServer": settings.API_SERVER})
+            "injector.apiServer": settings.API_SERVER,
+            "plugin.privileged": "true",  # For claims with MPS.
+            **values})
         self._plugin = DraPlugin(cluster)
 
     def wait_allocatable(self, units=None):

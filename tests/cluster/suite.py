@@ -24,7 +24,7 @@ import xml.etree.ElementTree as ElementTree
 
 from case import ClusterCase
 from chart import CLAIMS_RELEASE, RELEASE
-from cluster import Cluster, add_options
+from cluster import Cluster, SecondNode, add_options
 from plugin import NAMESPACE
 from processes import Failure
 import start_bench
@@ -32,7 +32,7 @@ import try_it
 
 # In a sensible order: what fails first explains what fails later.
 MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_claims",
-           "test_chart", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods",
+           "test_with_claims", "test_chart", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods",
            "test_monitoring", "test_two_nodes"]
 CASE_TIMEOUT_S = 240
 # XML 1.0 has no place for them, and a container's log may.
@@ -141,6 +141,7 @@ def make_room(cluster):
     subprocess.run(["helm", "uninstall", RELEASE, CLAIMS_RELEASE, "--namespace", NAMESPACE,
                     "--ignore-not-found", "--wait", "--timeout", "60s"], env=cluster.environment(),
                    check=True)
+    SecondNode(cluster).down()
     for name in (try_it.WHERE, start_bench.WHERE, NAMESPACE):
         cluster.api.delete("Namespace", name)
         cluster.api.wait("Namespace", None, lambda all_of, n=name: n not in all_of, 90,

@@ -22,13 +22,18 @@ class ClaimsCase(ChartCase):
 
     @classmethod
     def setUpClass(cls):
+        cls.install(cls)
+
+    @classmethod
+    def install(cls, owner, **values):
+        """For the cases of class `owner`."""
         # Removes the plugin that earlier cases deployed: a node has one front end.
         cls.cluster.api.delete("Namespace", NAMESPACE)
         cls.cluster.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of, 60,
                              lambda _: "the plugin's namespace is not removed")
-        cls.plugin = DraPlugin(cls.cluster)
-        cls.release = ClaimsChart(cls.cluster)
-        cls.release.install()
+        owner.plugin = DraPlugin(cls.cluster)
+        owner.release = ClaimsChart(cls.cluster, **values)
+        owner.release.install()
 
     @classmethod
     def tearDownClass(cls):
@@ -408,6 +413,7 @@ class SharedClaimTest(ClaimsCase):
         self.assertFalse(is_ready(told))
 
     def apply(self, thing):
+        thing["metadata"].pop("namespace", None)
         self.cluster.kubectl("apply", "-n", self.namespace, "-f", "-", input=json.dumps(thing))
 
     def pods_of(self, app):

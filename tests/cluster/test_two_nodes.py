@@ -8,7 +8,7 @@ from chart import CLAIMS_RELEASE, ROOT, Chart
 from chart_case import SMALL, ChartCase, annotated
 from cluster import SecondNode
 from plugin import ATTACH, MEMORY, NAMESPACE, UNITS
-from processes import wait_until
+from processes import Failure, wait_until
 import settings
 
 FIRST, SECOND = (node.name for node in settings.NODES)
@@ -84,6 +84,12 @@ class TwoNodesTest(ChartCase):
             self.cluster.kubectl("label", "node", node, f"{LABEL}-")
             self.cluster.kubectl("uncordon", node)
             self.wait_front_end(node, "device-plugin")
+
+    def reached(self, name):
+        try:
+            return self.execute(name, "b", "true") == ""
+        except Failure:
+            return False
 
     def node_of(self, name):
         return self.get_pod(name)["spec"]["nodeName"]
@@ -170,10 +176,34 @@ class TwoNodesTest(ChartCase):
             self.plugin_on(node)
             self.wait_front_end(node, kind)
         for name in names:
+            # A kubelet that has just started does not know the pod yet.
+            wait_until(lambda n=name: f"{n} cannot be reached", 30,
+                       lambda n=name: self.reached(n))
             self.assertEqual(self.read(name, "b", len(name)), name)
         for kind, node in kinds.items():
             self.run_pod(shared(f"later-{kind}", kind))
             self.assertEqual(self.node_of(f"later-{kind}"), node)
+
+    def test_pods_of_several_gpus_go_to_nodes_that_have_as_many(self):
+        """Goal: the label with a node's number of GPUs decides. Method: both nodes have four GPUs, and
+        one is labelled with one; it gets pods of one GPU only."""
+        label = "example.com/gpus"
+        for node, count in ((FIRST, "4"), (SECOND, "1")):
+            self.cluster.kubectl("label", "--overwrite", "node", node, f"{label}={count}")
+            self.addCleanup(self.cluster.kubectl, "label", "node", node, f"{label}-")
+        self.addCleanup(self.back)
+        self.chart.install(**{"injector.gpuCountLabel": label, "injector.claims": "true",
+                              "injector.apiServer": settings.API_SERVER})
+        self.wait_former_injectors_end()
+        two = {"gpushm.io/gpus": "2", "buffers.gpushm.io/weights": "{size: 4Mi, gpu: each}",
+               "private.gpushm.io/a": "0"}
+        names = [f"two-{number}" for number in range(6)]
+        self.create(*(annotated(pod(name, container("a")), two) for name in names))
+        self.wait_ready(*names)
+        self.assertEqual({self.node_of(name) for name in names}, {FIRST})
+        self.create(annotated(pod("never", container("a"), **on(SECOND)), two))
+        self.run_pod(shared("one", spec=on(SECOND)))
+        self.wait_event("never", "didn't match Pod's node affinity")
 
     def test_the_whole_cluster_moves_and_the_second_release_goes(self):
         self.addCleanup(self.chart.install, **{

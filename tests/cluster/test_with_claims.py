@@ -1,0 +1,85 @@
+"""Cases of other modules once more, on a node that allocates by claims: pods say the same there, so
+they get the same. What only one of the two ways has is left out, with the reason."""
+
+from chart_case import INJECTORS
+from processes import wait_until
+import test_chart
+from test_claims import ClaimsCase
+import test_monitoring
+import test_mps
+import test_pods
+
+
+class WithClaims(ClaimsCase):
+    """One release for all classes of this module."""
+
+    @classmethod
+    def setUpClass(cls):
+        if not hasattr(WithClaims, "release"):
+            cls.install(WithClaims, **{"injector.replicas": INJECTORS})
+        cls.chart = WithClaims.release
+
+    @classmethod
+    def tearDownClass(cls):
+        pass
+
+    def wait_bound(self, pods):
+        def claims():
+            return [name for name in self.plugin.specs() if name.startswith("gpushm.io-claim-")]
+
+        wait_until(lambda: f"not {pods} claims: {claims()}", 60, lambda: len(claims()) == pods, 0.2)
+
+
+def tearDownModule():
+    WithClaims.plugin.wait_released()
+    WithClaims.release.uninstall()
+
+
+class AnnotatedPodTest(WithClaims, test_chart.AnnotatedPodTest):
+    # These three look at extended resources; ClaimsTest has claims' own cases.
+    test_three_lines_share_a_buffer_without_privilege = None
+    test_a_quota_and_a_limit_range_are_met = None
+    test_a_pod_of_a_hundred_containers_is_admitted = None
+
+
+class LifeTest(WithClaims, test_chart.LifeTest):
+    pass
+
+
+class WebhookTest(WithClaims, test_chart.WebhookTest):
+    test_a_pod_gets_a_gpu_alone_by_its_annotation = None  # ClaimsTest has it.
+    # The certificate is the same, whatever the webhook writes.
+    test_a_renewed_certificate_is_served_without_a_restart = None
+    test_a_given_certificate_is_served = None
+
+
+class UpgradeTest(WithClaims, test_chart.UpgradeTest):
+    # That chart knows no claims.
+    test_an_earlier_chart_upgraded_and_back_leaves_pods_alone = None
+    # Drain the nodes first, says docs/guides/allocation.md: nobody could end their claims.
+    test_uninstall_leaves_nothing_also_while_pods_use_it = None
+
+
+class ExamplesTest(WithClaims, test_chart.ExamplesTest):
+    pass
+
+
+class ShapeTest(WithClaims, test_pods.ShapeTest):
+    pass
+
+
+class SignalTest(WithClaims, test_pods.SignalTest):
+    pass
+
+
+class MpsTest(WithClaims, test_mps.MpsTest):
+    pass
+
+
+class CudaIpcTest(WithClaims, test_mps.CudaIpcTest):
+    pass
+
+
+class MonitoringTest(WithClaims, test_monitoring.MonitoringTest):
+    # The pool has what the pod needs and not whole units, and nothing is registered as resources.
+    test_bytes_are_told_by_pod_container_and_buffer = None
