@@ -308,7 +308,10 @@ Result<void> Allocator::UnprepareClaim(const std::string& uid, const Deadline& d
   for (;;) {
     if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
     ApplyLinks();
-    const Result<Binding> released = book_.ReleaseClaim(uid);
+    // A kubelet before 1.37 may call while some pods of a shared claim are still ending.
+    const Result<void> unused = effects_->CheckClaimIsUnused(uid);
+    const Result<Binding> released =
+        unused ? book_.ReleaseClaim(uid) : std::unexpected(unused.error());
     const bool unknown = !released && released.error().code() == Code::kNotFound;
     if (released || unknown) {
       if (const auto preparing = preparing_.find(uid); preparing != preparing_.end()) {

@@ -64,6 +64,8 @@ class Effects {
   virtual void Retract(Resource resource, const std::string& name) = 0;
   // The same for a claim.
   virtual void RetractClaim(const std::string& uid) = 0;
+  // kBusy: processes of pods that share the claim still hold its memory.
+  virtual Result<void> CheckClaimIsUnused(const std::string& uid) = 0;
 };
 
 struct AllocatorOptions {

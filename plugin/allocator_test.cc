@@ -55,6 +55,10 @@ class FakeNode : public Effects {
     return {};
   }
   void RetractClaim(const std::string& uid) override { specs.erase("memory=" + uid); }
+  Result<void> CheckClaimIsUnused(const std::string&) override {
+    if (users == 0) return {};
+    return Fail(Code::kBusy, "processes still hold memory");
+  }
   void Retract(Resource resource, const std::string& name) override {
     if (on_retract) on_retract();
     specs.erase(CdiName(resource, name));
@@ -71,6 +75,7 @@ class FakeNode : public Effects {
   std::map<std::string, std::string> specs;  // From CDI name to GPU.
   std::map<std::string, std::string> taken;
   std::map<std::string, std::string> drained;
+  std::atomic<int> users = 0;  // Processes that hold memory of a claim.
   std::optional<Status> list_error;
   std::optional<Status> publish_error;
   std::function<void()> on_list;
@@ -364,6 +369,21 @@ TEST_F(AllocatorTest, AnUnprepareWaitsForTheBroker) {
   });
   allocator_->NoteLink("one", false);
   EXPECT_TRUE(released.get());
+}
+
+// Goal: memory that a pod of a shared claim still holds is not given away. Method: Unprepare comes
+// while one of its processes lives, as from a kubelet before 1.37.
+TEST_F(AllocatorTest, AnUnprepareWaitsForTheProcessesOfOtherPods) {
+  ASSERT_TRUE(allocator_->PrepareClaim(ClaimOf("one", 6), Deadline::AfterMs(0), Never));
+  node_.users = 1;
+  EXPECT_EQ(allocator_->UnprepareClaim("one", Deadline::AfterMs(0)).error().code(), Code::kBusy);
+  EXPECT_EQ(allocator_->bindings().size(), 1U);
+  auto released = std::async(std::launch::async, [&] {
+    return allocator_->UnprepareClaim("one", Deadline::AfterMs(20'000));
+  });
+  node_.users = 0;
+  EXPECT_TRUE(released.get());
+  EXPECT_THAT(allocator_->bindings(), IsEmpty());
 }
 
 TEST_F(AllocatorTest, AClaimThatCannotBePublishedStaysCounted) {

@@ -185,6 +185,16 @@ void Node::RetractClaim(const std::string& uid) {
   CloseLink(uid);
 }
 
+Result<void> Node::CheckClaimIsUnused(const std::string& uid) {
+  constexpr int64_t kAnswerMs = 1000;
+  const auto living = parts_.keeper->CountUsers(uid, Deadline::AfterMs(kAnswerMs));
+  if (living && *living == 0) return {};
+  return Fail(Code::kBusy,
+              living ? Concat(*living, " processes still hold memory of claim ", uid)
+                     : Concat("it is not known whether processes still hold memory of claim ", uid),
+              "the kubelet tries again by itself");
+}
+
 void Node::CloseLink(const std::string& name) {
   parts_.keeper->Close(name);
   const auto folder = parts_.files->RemoveLinkFolder(name);

@@ -54,6 +54,7 @@ class Node final : public Effects {
   Result<void> Publish(const Binding& binding) override;
   void Retract(Resource resource, const std::string& name) override;
   void RetractClaim(const std::string& uid) override;
+  Result<void> CheckClaimIsUnused(const std::string& uid) override;
 
  private:
   struct Subject {

@@ -251,6 +251,13 @@ std::map<std::string, uint64_t> Keeper::BufferBytes() {
   });
 }
 
+std::optional<size_t> Keeper::CountUsers(const std::string& name, const Deadline& deadline) {
+  return OnLoopBy(deadline, [this, name] {
+    const auto link = links_.find(name);
+    return link == links_.end() ? size_t{0} : link->second->CountUsers();
+  });
+}
+
 NodeProcesses Keeper::Processes() {
   return OnLoop([&] {
     NodeProcesses processes;

@@ -106,6 +106,11 @@ class Keeper {
   // several times for each sample of the GPUs.
   std::map<std::string, uint64_t> BufferBytes();
 
+  // How many processes of other pods that share the claim hold its memory and have not ended.
+  // (Those of a hostIPC pod may hold it for ever.) Nothing: the links' thread did not answer by the
+  // deadline.
+  std::optional<size_t> CountUsers(const std::string& name, const Deadline& deadline);
+
   // How long the links' thread has been busy with its current task, as EventLoop::BusyMs. Does not
   // wait for it.
   int64_t BusyMs() const { return loop_->BusyMs(); }

@@ -162,6 +162,41 @@ TEST_F(KeeperTest, EachBrokerGetsASocketForOtherPods) {
   EXPECT_FALSE(protocol::Connect(path));
 }
 
+// Goal: which pod of a shared claim a process is in reaches the view, and its memory counts as used
+// until its process has ended. Method: one that says its pod, one that does not, and one of the
+// broker's own pod.
+TEST_F(KeeperTest, ProcessesOfOtherPodsAreNamedAndCounted) {
+  folder_.Add("m0000");
+  ASSERT_TRUE(keeper_->Open("m0000", LinkGrant{.gpus = {kGpu}, .pool_bytes = kGiB}));
+  FakeBroker broker(folder_.Socket("m0000"));
+  ASSERT_TRUE(broker.Greet(false));
+  ASSERT_TRUE(broker.Registry());
+  Process told([] { WaitToBeKilled(); });
+  Process silent([] { WaitToBeKilled(); });
+  const UniqueFd told_fd = PidfdOf(told.pid());
+  const UniqueFd silent_fd = PidfdOf(silent.pid());
+  ASSERT_TRUE(broker.Say(LinkKind::kBrokerPod,
+                         protocol::LinkBrokerPod{protocol::ToNameField("weights-0")}));
+  const protocol::LinkForeignClient foreign{.client = ClientOf(1, protocol::kOtherPods),
+                                            .pod = protocol::ToNameField("servers-1"),
+                                            .container = protocol::ToNameField("server")};
+  ASSERT_TRUE(broker.Say(LinkKind::kForeignClient, foreign, told_fd.get()));
+  ASSERT_TRUE(broker.Say(ClientOf(2, protocol::kOtherPods), silent_fd.get()));
+  ASSERT_TRUE(broker.Say(ClientOf(3, "app"), PidfdOf(getpid()).get()));
+  ASSERT_TRUE(broker.End());
+  ASSERT_TRUE(Eventually([&] { return Look("m0000").kept.clients == 3; }));
+  const LinkView view = Look("m0000");
+  EXPECT_EQ(view.broker_pod, "weights-0");
+  EXPECT_EQ(view.clients[0].container, "servers-1/server");
+  EXPECT_EQ(view.clients[1].container, "other-pods");
+  const auto users = [&] { return keeper_->CountUsers("m0000", Deadline::AfterMs(kSoonMs)); };
+  EXPECT_EQ(users(), 2U);
+  EXPECT_EQ(keeper_->CountUsers("unknown", Deadline::AfterMs(kSoonMs)), 0U);
+  told.Kill();
+  silent.Kill();
+  EXPECT_TRUE(Eventually([&] { return users() == 0U; }));
+}
+
 // A pod of two GPUs: the broker learns both, with their health, and states what is where.
 TEST_F(KeeperTest, SeveralGpus) {
   folder_.Add("m0000");
