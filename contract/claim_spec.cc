@@ -33,8 +33,10 @@ Json ClaimSpec(const ClaimWanted& wanted) {
     const std::string broker = BrokerRequest(gpu, wanted.gpus);
     const std::string app = AppRequest(gpu, wanted.gpus);
     Json of_broker = {{"memory", wanted.memory}};
-    // Together with the one share of `app` it is all of the GPU, so nobody else gets any of it.
-    if (wanted.exclusive) of_broker["share"] = std::to_string(kShares - 1);
+    // Together with the one share of each other request it is all of the GPU, so nobody else gets
+    // any of it.
+    const uint64_t others = wanted.mps && gpu == 0 ? 2 : 1;
+    if (wanted.exclusive) of_broker["share"] = std::to_string(kShares - others);
     requests.push_back(Request(broker, of_broker));
     requests.push_back(Request(app, {{"attach", std::to_string(wanted.containers)}}));
     Json same = Json::array({broker, app});

@@ -368,7 +368,9 @@ Result<void> Daemon::TakeOver() {
   if (!folders) return std::unexpected(folders.error());
   for (const std::string& folder : *folders) {
     if (names.contains(folder)) continue;
-    if (auto removed = files_->RemoveLinkFolder(folder); !removed) return removed;
+    if (const auto removed = files_->RemoveLinkFolder(folder); !removed) {
+      LogError("not-removed", {{"allocation", folder}, {"reason", removed.error().ToString()}});
+    }
   }
   return {};
 }

@@ -324,7 +324,7 @@ void EntryReader::CheckClaim(const PodSpec& pod) {
   const std::string_view key = entry_.key;
   if (pod.claim.empty()) {
     if (key != kRoleKey || pod.role == ClaimRole::kUser) return;
-    return Fail(entry_.value, "", "the pod has this role for others, so it must name their claim",
+    return Fail(entry_.value, "", "a pod with this role needs the claim that it shares",
                 Concat(kClaimKey, ": weights"));
   }
   if (key == kExclusiveKey || key == kTopologyKey) {

@@ -120,7 +120,6 @@ struct SidecarResources {
   friend bool operator==(const SidecarResources&, const SidecarResources&) = default;
 };
 
-// What the annotations of one pod say.
 // What a pod is for the others that share its claim.
 enum class ClaimRole {
   kUser,
@@ -128,6 +127,7 @@ enum class ClaimRole {
   kMps,    // A user that also runs the MPS daemon of all of them.
 };
 
+// What the annotations of one pod say.
 struct PodSpec {
   std::vector<BufferSpec> buffers;  // Ordered by name.
   std::vector<SignalSpec> signals;  // Ordered by name.

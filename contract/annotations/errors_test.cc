@@ -181,7 +181,7 @@ std::vector<Case> GpuCases() {
       {"gpushm.io/topology", "pcie", 1, 1, "", "\"pcie\" is not nvlink", "2"},
       {"gpushm.io/topology", "NVLink", 1, 1, "", "is not nvlink, which is the only value", "2"},
       {"gpushm.io/topology", "", 1, 1, "", "no value", "2"},
-      {"gpushm.io/role", "owner", 1, 1, "", "so it must name their claim"},
+      {"gpushm.io/role", "owner", 1, 1, "", "needs the claim that it shares"},
       {"gpushm.io/role", "reader", 1, 1, "", "\"reader\" is not one of user, owner or mps"},
       {"gpushm.io/claim", "My Claim", 1, 1, "", "is not the name of a Kubernetes object"},
       {"gpushm.io/claim", "", 1, 1, "", "no value"},

@@ -1,7 +1,7 @@
 #include "plugin/cdi/host_files.h"
 
-#include <dirent.h>
 #include <fcntl.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/un.h>
@@ -9,14 +9,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
-#include <memory>
+#include <fstream>
+#include <sstream>
 #include <utility>
 
 #include "contract/protocol/link.h"
 #include "platform/base/name.h"
 #include "platform/base/read_whole.h"
-#include "platform/base/unique_fd.h"
 #include "plugin/cdi/host_path.h"
 
 namespace gpushm::plugin {
@@ -27,6 +28,8 @@ constexpr mode_t kClosedFolder = 0700;
 constexpr mode_t kSharedFolder = 0777;
 constexpr mode_t kLibraryMode = 0644;
 constexpr mode_t kProgramMode = 0755;
+// An MPS daemon makes ten files, of a few hundred bytes.
+constexpr char kMpsMount[] = "size=4m,nr_inodes=256,mode=0777";
 // Several times the size of the library and gpushmctl with symbols.
 constexpr size_t kMaxFileBytes = size_t{256} << 20;
 
@@ -59,42 +62,41 @@ Result<void> CheckProgramsRun(const std::string& folder, const std::string& on_h
               "set state-folder to a folder on another file system, such as /var/lib/gpushm");
 }
 
-// What is in a folder in which a pod could write. An MPS daemon makes about ten files.
-constexpr size_t kMostForeign = 4096;
-constexpr int kMostNested = 8;
-
-struct CloseDir {
-  void operator()(DIR* stream) const { closedir(stream); }
-};
-
-// Follows no link. False: there is more than the limits allow, or errno says what failed.
-bool EmptyForeign(UniqueFd folder, int nested, size_t* left) {
-  const std::unique_ptr<DIR, CloseDir> stream(fdopendir(folder.get()));
-  if (!stream) return false;
-  const int at = folder.Release();
-  while (const dirent* const entry = readdir(stream.get())) {
-    const std::string_view name = entry->d_name;
-    if (name == "." || name == "..") continue;
-    if ((*left)-- == 0) return errno = E2BIG, false;
-    if (unlinkat(at, entry->d_name, 0) == 0 || errno == ENOENT) continue;
-    if (errno != EISDIR) return false;
-    UniqueFd inner(openat(at, entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    if (!inner) return false;
-    if (nested == 0) return errno = E2BIG, false;
-    if (!EmptyForeign(std::move(inner), nested - 1, left)) return false;
-    if (unlinkat(at, entry->d_name, AT_REMOVEDIR) != 0 && errno != ENOENT) return false;
+// Whether what is mounted below `path` reaches the node, and so other containers.
+bool IsSharedMount(const std::string& path) {
+  std::ifstream mounts("/proc/self/mountinfo");
+  bool shared = false;
+  for (std::string line; std::getline(mounts, line);) {
+    std::istringstream fields(line);
+    std::string skipped;
+    std::string place;
+    fields >> skipped >> skipped >> skipped >> skipped >> place;
+    if (place != path) continue;
+    shared = false;  // The last mount of a place is the one on top.
+    for (std::string field; fields >> field && field != "-";) {
+      shared = shared || field.starts_with("shared:");
+    }
   }
-  return true;
+  return shared;
 }
 
-Result<void> RemoveForeign(const std::string& path) {
-  UniqueFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!folder && errno == ENOENT) return {};
-  size_t left = kMostForeign;
-  if (folder && EmptyForeign(std::move(folder), kMostNested, &left) && rmdir(path.c_str()) == 0) {
-    return {};
+bool IsMountPoint(const std::string& path, const std::string& parent) {
+  struct stat inner{};
+  struct stat outer{};
+  return lstat(path.c_str(), &inner) == 0 && lstat(parent.c_str(), &outer) == 0 &&
+         inner.st_dev != outer.st_dev;
+}
+
+Result<void> RemoveTmpfs(const std::string& path) {
+  // Detached, because a container that is still ending may have it. EINVAL: nothing is mounted.
+  if (umount2(path.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) != 0 && errno != EINVAL &&
+      errno != ENOENT) {
+    return FailSystem(errno, Concat("unmount ", path));
   }
-  return FailSystem(errno, Concat("remove ", path));
+  if (rmdir(path.c_str()) != 0 && errno != ENOENT) {
+    return FailSystem(errno, Concat("remove ", path));
+  }
+  return {};
 }
 
 }  // namespace
@@ -240,28 +242,35 @@ std::string HostFiles::MpsFolder(std::string_view name) const { return Concat(ru
 
 Result<std::string> HostFiles::MakeMpsFolder(std::string_view name) {
   if (auto valid = CheckName(name); !valid) return std::unexpected(valid.error());
-  if (run_.empty())
-    return Fail(Code::kUnsupported, "this plugin has no folder for claims with MPS");
-  for (const auto& [path, mode] :
-       {std::pair{run_, kClosedFolder}, std::pair{MpsFolder(name), kSharedFolder}}) {
-    if (auto made = MakeFolder(path, mode); !made) {
-      return Fail(made.error().code(), made.error().what(),
-                  Concat("make ", run_, " writable for the plugin, as the chart does"));
-    }
+  const std::string remedy =
+      Concat("give the plugin's container ", run_,
+             " with mountPropagation: Bidirectional and privileged: true, as the chart does");
+  if (run_.empty() || !IsSharedMount(run_)) {
+    return Fail(Code::kUnsupported,
+                Concat("the claim has a request named mps, and ", run_.empty() ? "no folder" : run_,
+                       " is shared with the node for it"),
+                remedy);
   }
-  LabelForContainers(MpsFolder(name));
-  return MpsFolder(name);
+  std::string path = MpsFolder(name);
+  if (IsMountPoint(path, run_)) return path;
+  if (auto made = MakeFolder(path, kOpenFolder); !made) return std::unexpected(made.error());
+  constexpr unsigned long kFlags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
+  if (mount("gpushm", path.c_str(), "tmpfs", kFlags, kMpsMount) != 0) {
+    const int error = errno;
+    rmdir(path.c_str());
+    return Fail(Code::kUnsupported, Concat("mount a tmpfs at ", path, ": ", std::strerror(error)),
+                remedy);
+  }
+  LabelForContainers(path);
+  return path;
 }
 
 Result<void> HostFiles::RemoveLinkFolder(std::string_view name) {
   if (auto valid = CheckName(name); !valid) return valid;
-  if (!run_.empty()) {
-    if (auto removed = RemoveForeign(MpsFolder(name)); !removed) return removed;
-  }
   for (const char* const parent : {"links", "others"}) {
     if (auto removed = RemoveWhole(Concat(seen_, "/", parent, "/", name)); !removed) return removed;
   }
-  return {};
+  return run_.empty() ? Result<void>() : RemoveTmpfs(MpsFolder(name));
 }
 
 // With its files; it has no folders.

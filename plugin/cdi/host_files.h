@@ -6,7 +6,8 @@
 //   <state>/links/m0000/           0755   one sidecar's link, mounted into it alone
 //   <state>/others/                0700   only root can pass
 //   <state>/others/UID/            0755   the socket for pods that share a claim, mounted there
-//   <run>/UID/             1777   of a claim with MPS: the pod with the daemon writes there
+//   <run>/UID/             0777   of a claim with MPS: a small tmpfs of its own, mounted into its
+//                                 containers; only the pod with the daemon may write
 //   <state>/driver-sim/, cards/    0755, 0777   of the simulated driver, if configured
 //
 // Invariants
@@ -68,7 +69,7 @@ class HostFiles {
   std::string LinkFolder(std::string_view name) const;
 
   std::string OthersFolder(std::string_view name) const;
-  // The folder <run> is on a tmpfs, so that what a pod writes there counts as its own memory.
+  // The folder <run>, which is the same mount here and on the node.
   void UseRunFolder(std::string path) { run_ = std::move(path); }
   std::string MpsFolder(std::string_view name) const;
 
@@ -79,7 +80,9 @@ class HostFiles {
   Result<std::string> MakeLinkFolder(std::string_view name);
   // The same for the folder that is mounted into other pods of the claim.
   Result<std::string> MakeOthersFolder(std::string_view name);
-  // The same for the folder in which a pod of the claim runs an MPS daemon.
+  // The same for the folder in which a pod of the claim runs an MPS daemon: a tmpfs, so that no pod
+  // can fill more than that. kUnsupported: this process may not mount it, or the node would not see
+  // it.
   Result<std::string> MakeMpsFolder(std::string_view name);
   // Removes these folders with what is in them. No error if they do not exist.
   Result<void> RemoveLinkFolder(std::string_view name);

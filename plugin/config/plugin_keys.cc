@@ -57,8 +57,9 @@ constexpr KeyInfo kKeys[] = {
      "has it.",
      "/var/lib/kubelet/plugins"},
     {"claims-folder", "", "absolute path", "/run/gpushm-claims",
-     "With `allocation: dra`: the folder, on a tmpfs of the node, with a folder for each claim whose "
-     "pods run under MPS. The pod with the daemon writes there, which counts as its own memory.",
+     "With `allocation: dra`: where the plugin mounts a small tmpfs for each claim whose pods run "
+     "under one MPS daemon. It must be the same mount in the plugin's container and on the node "
+     "(mountPropagation: Bidirectional).",
      "/run/gpushm-claims"},
     {"kubelet-folder", "", "absolute path", "/var/lib/kubelet/device-plugins",
      "The kubelet's folder of device plugins.", "/var/lib/kubelet/device-plugins"},

@@ -545,6 +545,7 @@ Result<void> LinkServer::MakeBroker(Connection& connection, const protocol::Link
   }
   loop_->Cancel(std::exchange(connection.greeting_timer, 0));
   connection.greeted = true;
+  broker_pod_.clear();  // It states its own.
   broker_ = Broker{.pidfd = std::move(connection.pidfd),
                    .epoch = hello.epoch,
                    .program = Text(hello.program),
@@ -795,6 +796,12 @@ Result<uint64_t> LinkServer::HandOver(const Deadline& deadline,
   }
   const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
   if (!welcome) return std::unexpected(welcome.error());
+  if (!broker_pod_.empty() && welcome->version >= protocol::kLinkForeignVersion) {
+    const protocol::LinkBrokerPod pod{protocol::ToPodField(broker_pod_)};
+    if (auto said = say(protocol::LinkKind::kBrokerPod, pod); !said) {
+      return std::unexpected(said.error());
+    }
+  }
   Kept::Cursor cursor;
   Kept::Statement statement;
   while (kept_.Next(&cursor, welcome->version, &statement)) {
@@ -996,6 +1003,14 @@ uint64_t LinkServer::kept_bytes(size_t gpu) const {
   return bytes.pooled + bytes.offered;
 }
 
+size_t LinkServer::CountUsers() const {
+  return static_cast<size_t>(std::ranges::count_if(kept_.clients(), [](const auto& entry) {
+    const Kept::Client& client = entry.second;
+    return protocol::FromNameField(client.stated.client.container) == protocol::kOtherPods &&
+           !HasEnded(client.pidfd);
+  }));
+}
+
 void LinkServer::Count(protocol::CounterValues* sum, protocol::CounterValues* ended) {
   TellReady();
   protocol::AddCounters(counters_.Sum(), sum);
@@ -1014,8 +1029,11 @@ void LinkServer::AddProcesses(NodeProcesses* out) const {
   for (const auto& [id, client] : kept_.clients()) {
     const int pid = PidOf(client.pidfd.get());
     if (pid <= 0) continue;
+    // What other pods offered is known for all of them together only, so it stays in the private
+    // memory of those that say their pod.
+    const bool named = client.stated.pod[0] != '\0';
     const uint64_t offered_bytes =
-        offered[std::string(protocol::FromNameField(client.stated.client.container))];
+        named ? 0 : offered[std::string(protocol::FromNameField(client.stated.client.container))];
     out->clients.push_back({.pid = static_cast<uint32_t>(pid),
                             .allocation = name_,
                             .container = HolderOf(client.stated),

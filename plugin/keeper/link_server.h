@@ -143,6 +143,8 @@ class LinkServer {
   LinkView Look();
   // Physical bytes of the kept buffers on the GPU of that number.
   uint64_t kept_bytes(size_t gpu) const;
+  // Processes of other pods that share the claim, which hold leases and have not ended.
+  size_t CountUsers() const;
   // Plugin memory that the kept statements take.
   uint64_t statement_bytes() const { return kept_.bytes(); }
   // Its state was dropped once because it took too much.

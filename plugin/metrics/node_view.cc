@@ -103,13 +103,19 @@ class PoolBuilder {
   // continue.
   void ChooseContainers() {
     std::set<std::string> all;
-    all.insert(holders_.begin(), holders_.end());
+    std::set<std::string> of_others;
+    for (const std::string& holder : holders_) {
+      (holder.contains('/') ? of_others : all).insert(holder);
+    }
     for (const ContainerCounters& counted : link_.counters) all.insert(counted.container);
     for (const BufferView& buffer : link_.buffers) {
       if (!buffer.creator.empty()) all.insert(buffer.creator);
     }
-    for (const std::string& name : all) {
-      if (shown_.size() < kShownContainers) shown_.insert(name);
+    // Those of other pods last: they choose their names themselves.
+    for (const auto* const names : {&all, &of_others}) {
+      for (const std::string& name : *names) {
+        if (shown_.size() < kShownContainers) shown_.insert(name);
+      }
     }
     shown_.insert(std::string(kSidecarName));
   }

@@ -423,8 +423,12 @@ TEST_F(ClientTest, TellsThePodThatTheInjectorNames) {
     Open();
     unsetenv("GPUSHM_POD");
     unsetenv("GPUSHM_CONTAINER");
+    size_t count = 0;
+    EXPECT_EQ(gpushm_list(client_.get(), nullptr, 0, &count), GPUSHM_OK);  // It connects.
     return broker_->requests(Kind::kPod) - before;
   };
+  EXPECT_EQ(told("servers-1.a", "server"), 0U) << "an older broker does not know the message";
+  broker_->Speak(protocol::kMaxVersion);
   EXPECT_EQ(told("", ""), 0U);
   EXPECT_EQ(told("servers-1.a", "server"), 1U);
   EXPECT_EQ(told((std::string(62, 'a') + "-" + std::string(100, 'b')).c_str(), "server"), 1U)

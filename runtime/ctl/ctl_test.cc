@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <set>
 
+#include "contract/claims.h"
 #include "runtime/ctl/app.h"
 #include "runtime/ctl/completion.h"
 #include "runtime/ctl/doctor.h"
@@ -574,6 +576,27 @@ TEST(CommandLine, AClaimIsPrintedForKubectl) {
   EXPECT_THAT(Refused({"claim", "Weights", "--memory", "1Gi"}), HasSubstr("name of a Kubernetes"));
   EXPECT_THAT(Refused({"claim", "weights", "--memory", "1Gi", "--nvlink"}), HasSubstr("--gpus 2"));
   EXPECT_THAT(Refused({"claim", "weights"}), HasSubstr("--memory is required"));
+}
+
+// A GPU that a claim has alone is used up exactly: with a share more, no node could have it.
+TEST(CommandLine, AnExclusiveClaimTakesAllOfItsGpus) {
+  for (const bool mps : {false, true}) {
+    std::vector<std::string> words = {"claim", "weights",     "--memory", "1Gi", "--gpus",
+                                      "2",     "--exclusive", "-o",       "json"};
+    if (mps) words.push_back("--mps");
+    const auto claim = nlohmann::json::parse(Printed(words));
+    const auto& devices = claim["spec"]["devices"];
+    for (const auto& constraint : devices["constraints"]) {
+      if (constraint.value("matchAttribute", "") != "gpushm.io/uuid") continue;
+      uint64_t shares = 0;
+      for (const auto& request : devices["requests"]) {
+        if (std::ranges::count(constraint["requests"], request["name"]) == 0) continue;
+        shares += std::stoull(
+            request["exactly"]["capacity"]["requests"].value("share", std::string("1")));
+      }
+      EXPECT_EQ(shares, claims::kShares) << claim.dump(2);
+    }
+  }
 }
 
 TEST(CommandLine, ACommandOfCommandsNamesThem) {

@@ -46,9 +46,11 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
         "enable CDI in the container runtime, or update it, "
         "and check that the sidecar requests gpushm.io/memory");
   }
+  std::string pod = options_.pod.substr(options_.pod.find('/') + 1);
+  if (!IsDnsSubdomain(pod)) pod.clear();
   link_.emplace(loop_, &closer_,
                 Link::Settings{.folder = folder,
-                               .pod = options_.pod.substr(options_.pod.find('/') + 1),
+                               .pod = std::move(pod),
                                .epoch = epoch_,
                                .die_after = options_.link_die_after});
   Result<Link::Greeting> answered = link_->Greet(options_.start_timeout_ms);

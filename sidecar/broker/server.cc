@@ -315,8 +315,9 @@ std::optional<Server::Identity> Server::Identify(uint64_t client_id) const {
 bool Server::SetPod(uint64_t client_id, const protocol::PodRequest& pod) {
   Connection* const connection = Find(client_id);
   if (connection == nullptr || !connection->listener->path.empty()) return false;
-  const protocol::PodRequest former = std::exchange(connection->pod, pod);
-  return former.pod != pod.pod || former.container != pod.container;
+  if (connection->pod.pod[0] != '\0') return false;  // A process does not move.
+  connection->pod = pod;
+  return true;
 }
 
 // ---- requests

@@ -122,6 +122,11 @@ void PutSidecar(const PodView& pod, const Plan& plan, const Settings& settings,
   patch->Prepend(Pointer("/spec/initContainers"), std::move(container));
 }
 
+// For whom the container gpushm-mps asks.
+Asker MpsAsker(const Plan& plan) {
+  return plan.SharesMps() && plan.RunsMps() ? Asker::kMps : Asker::kApplication;
+}
+
 // After PutSidecar: the container follows the sidecar, which makes its folder.
 void PutMps(const Plan& plan, const Settings& settings, Patch* patch) {
   if (!plan.mps) return;
@@ -131,6 +136,7 @@ void PutMps(const Plan& plan, const Settings& settings, Patch* patch) {
   const Container* const sidecar = now->Find(kSidecarName);
   if (there != nullptr && !plan.redo) {
     if (plan.RunsMps()) patch->Set(there->at / "restartPolicy", "Always");
+    if (plan.UsesClaim()) PutRequest(*there, RequestOf(plan, MpsAsker(plan)), {}, patch);
     return;
   }
   Json container =
@@ -223,10 +229,12 @@ std::string BrokenMps(const PodView& pod, const Plan& plan) {
   const Container* const mps = pod.Find(kMpsName);
   const Kind kind = plan.RunsMps() ? Kind::kNativeSidecar : Kind::kInit;
   if (mps == nullptr || mps->kind != kind) {
-    return "it asks for MPS, but another webhook removed the container gpushm-mps or its "
+    return "it asks for MPS, but another webhook removed the container gpushm-mps or changed its "
            "restartPolicy";
   }
-  return {};
+  if (!plan.UsesClaim()) return {};
+  const std::string missing = MissingOf(*mps, RequestOf(plan, MpsAsker(plan)));
+  return missing.empty() ? missing : Concat("its container gpushm-mps ", missing);
 }
 
 // Why a pod that Mutate has patched cannot run in its current form; empty if it can.

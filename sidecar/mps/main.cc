@@ -55,13 +55,10 @@ void Declare(CLI::App& app, Given* given) {
   wait->callback([given] { given->waits = true; });
 }
 
-// Why waiting cannot help; empty if it can. A client waits as the uid of the containers to come.
-std::string Hopeless(const std::string& folder) {
+// Why the daemon that serves will not serve this uid, which is that of the containers to come;
+// empty if it may.
+std::string Unserved(const std::string& folder) {
   struct stat info{};
-  if (stat(folder.c_str(), &info) != 0) {
-    return Concat(folder, " does not exist: the pod's ResourceClaim has no request named mps; ",
-                  "`gpushmctl claim --mps` prints one that has");
-  }
   if (stat((folder + "/control").c_str(), &info) != 0 || info.st_uid == 0 ||
       info.st_uid == geteuid()) {
     return {};
@@ -73,21 +70,28 @@ std::string Hopeless(const std::string& folder) {
 }
 
 int WaitUntilReady(const Given& given) {
-  if (const std::string why = Hopeless(given.options.folder); !why.empty()) {
-    std::cerr << "gpushm-mps: " << why << "\n";
+  const std::string& folder = given.options.folder;
+  if (access(folder.c_str(), F_OK) != 0) {
+    std::cerr << "gpushm-mps: " << folder
+              << " does not exist: the pod's ResourceClaim has no request named mps; "
+                 "`gpushmctl claim --mps` prints one that has\n";
     return 1;
   }
   const int64_t end_ns = MonotonicNs() + given.timeout_s * 1'000'000'000;
   do {
-    const auto state = status::ReadMpsState(given.options.folder);
+    const auto state = status::ReadMpsState(folder);
     // The file alone may be a killed container's.
-    if (state && state->IsReady() && DaemonListens(given.options.folder)) return 0;
+    if (state && state->IsReady() && DaemonListens(folder)) {
+      const std::string why = Unserved(folder);
+      if (!why.empty()) std::cerr << "gpushm-mps: " << why << "\n";
+      return why.empty() ? 0 : 1;
+    }
     poll(nullptr, 0, 20);
   } while (MonotonicNs() < end_ns);
   std::cerr
       << "gpushm-mps: the MPS daemon is not ready after " << given.timeout_s
-      << " s: see the log of the container gpushm-mps, of this pod or of the pod of its claim "
-         "that has gpushm.io/role: mps\n";
+      << " s: see the log of its container gpushm-mps; with gpushm.io/claim it is in the pod with "
+         "gpushm.io/role: mps\n";
   return 1;
 }
 

@@ -102,6 +102,20 @@ Result<void> Supervisor::Start() {
         "mount a folder there that this container's uid can write, and that the pod's other "
         "containers can read");
   }
+  // Two daemons in one folder would answer each other's questions.
+  lock_.Reset(open((options_.folder + "/gpushm-mps.lock").c_str(),
+                   O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600));
+  struct flock whole{};
+  whole.l_type = F_WRLCK;
+  if (!lock_ || fcntl(lock_.get(), F_OFD_SETLK, &whole) != 0) {
+    const bool taken = errno == EAGAIN || errno == EACCES;
+    return Fail(
+        Code::kBusy,
+        taken ? Concat("another gpushm-mps runs its daemon in ", options_.folder)
+              : Concat("cannot lock ", options_.folder, ": ", strerror(errno)),
+        "one pod of a claim may have gpushm.io/role: mps; this one starts when the other has "
+        "ended");
+  }
   // The container was restarted, and its daemon with it, if one had served.
   if (const auto former = status::ReadMpsState(options_.folder)) {
     const bool served = former->state == status::kMpsReady || former->state == kStopping;

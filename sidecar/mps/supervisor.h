@@ -69,6 +69,7 @@ class Supervisor {
 
   EventLoop* const loop_;
   const Options options_;
+  UniqueFd lock_;     // Of the folder, for the life of this object.
   pid_t daemon_ = 0;  // 0: none.
   uint64_t starts_ = 0;
   int64_t started_ns_ = 0;

@@ -276,6 +276,21 @@ TEST_F(SupervisorTest, ANewContainerTakesOverTheFolder) {
   }
 }
 
+// Goal: a second pod with the daemon of one claim does not take the first one's folder. Method:
+// another supervisor there; when the first has ended, the next one serves.
+TEST_F(SupervisorTest, AFolderHasOneDaemon) {
+  const pid_t first = StartServing();
+  ASSERT_EQ(WaitUntilReady(), 0);
+  const pid_t daemon = DaemonOf(first);
+  EXPECT_EQ(EndOf(StartServing()), 1);
+  EXPECT_EQ(DaemonOf(first), daemon);
+  EXPECT_EQ(WaitUntilReady(), 0);
+  kill(first, SIGTERM);
+  EXPECT_EQ(EndOf(first), 0);
+  StartServing();
+  EXPECT_EQ(WaitUntilReady(), 0);
+}
+
 TEST_F(SupervisorTest, SaysWhatIsMissing) {
   EXPECT_EQ(EndOf(Start({"--program", "/nowhere/nvidia-cuda-mps-control"})), 1);
   EXPECT_EQ(EndOf(Start({"--server-uid", "none"})), 2);
