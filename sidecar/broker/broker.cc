@@ -363,12 +363,14 @@ Result<void> Broker::PutCudaIpc() const {
 }
 
 // gpushm-mps runs as the uid of the pod's containers, and writes there. As in /tmp, nobody removes
-// another uid's files.
+// another uid's files. The folder of a claim's daemon is the plugin's, and read-only here; if the
+// claim has none, the pod's container gpushm-mps says so.
 Result<void> Broker::MakeMpsFolder() const {
   const std::string& folder = options_.mps_folder;
   if (folder.empty()) return {};
+  if (mkdir(folder.c_str(), 0755) != 0 && errno == EROFS) return {};
   if (auto made = MakeFolder(folder); !made) return made;
-  if (chmod(folder.c_str(), 01777) == 0) return {};
+  if (chmod(folder.c_str(), 01777) == 0 || errno == EROFS) return {};
   return FailSystem(errno, Concat("chmod ", folder));
 }
 

@@ -411,6 +411,12 @@ class SharedClaimTest(ClaimsCase):
         told = self.wait_pod("user", lambda p: "gpushmctl claim --mps" in json.dumps(
             statuses(p).get("gpushm-mps", {})), "does not say that the claim has no MPS")
         self.assertFalse(is_ready(told))
+        owner = self.owner("owner")
+        owner["metadata"]["annotations"]["gpushm.io/mps"] = "true"
+        owner["spec"]["securityContext"]["runAsUser"] = 1000
+        self.create(owner)
+        self.wait_pod("owner", lambda p: "gpushmctl claim --mps" in json.dumps(
+            statuses(p).get("gpushm-mps", {})), "does not say that the claim has no MPS")
 
     def apply(self, thing):
         thing["metadata"].pop("namespace", None)
