@@ -41,12 +41,9 @@ class ClaimsCase(ChartCase):
         cls.plugin.wait_released()
         cls.release.uninstall()
 
-    def tearDown(self):
-        # Each case finds the node empty.
-        for name in [p["metadata"]["name"] for p in self.api.list("Pod", self.namespace)]:
-            self.api.delete("Pod", name, self.namespace)
-        self.plugin.wait_released()
-        super().tearDown()
+    def setUp(self):
+        self.plugin.wait_released()  # Each case finds the node empty.
+        super().setUp()
 
     def templates(self):
         return {t["metadata"]["name"]: t
@@ -376,7 +373,7 @@ class SharedClaimTest(ClaimsCase):
 
         def connected():
             nonlocal clients
-            clients = json.loads(self.execute(before[0], "gpushm-mps", "cat",
+            clients = json.loads(self.execute(before[0], "holder", "cat",
                                               "/run/gpushm-mps/state.json"))["clients"]
             return clients >= 4
 
