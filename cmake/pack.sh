@@ -21,7 +21,9 @@ pack() {
 
   local packed=()
   [ "$(uname -m)" != x86_64 ] || packed=(--x86)  # An eighth smaller: it is mostly programs.
-  tar -C "$build/pack" -c "$name" | xz -T0 "${packed[@]}" --lzma2=preset=6 >"$build/$name.tar.xz"
+  # The same files make the same archive.
+  tar -C "$build/pack" --sort=name --owner=0 --group=0 --numeric-owner \
+    --mtime="@$(git log -1 --format=%ct 2>/dev/null || echo 0)" -c "$name" | xz -T0 "${packed[@]}" --lzma2=preset=6 >"$build/$name.tar.xz"
   local mib=$(($(stat -c %s "$build/$name.tar.xz") >> 20))
   say "build/$name.tar.xz, $mib MiB"
   [ "$mib" -lt 60 ] || die "the pack must stay below 60 MiB"
