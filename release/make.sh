@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# `./run release`: everything that a publication needs, in dist/. docs/design/release.md says what is
+# in there, why, and what repeats byte for byte. `run` sources this file.
+# shellcheck disable=SC2154 # From `run`: root, build, skipped, glibc_floor.
+set -euo pipefail
+
+release_images=(plugin sidecar injector demo python)
+release_kubernetes=1.36.0  # Helm renders for a version; this one has all that the chart may use.
+
+# release [--dirty] [--reuse] | verify FOLDER | compare FOLDER FOLDER
+release() {
+  local arguments=("$@") option dirty='' reuse='' version stage dist=$root/dist
+  case ${1:-} in
+    verify) release_verify "${@:2}"; return ;;
+    compare) exec release/compare "${@:2}" ;;
+  esac
+  for option in "$@"; do
+    case $option in
+      --dirty) dirty=1 ;;
+      --reuse) dirty=1 reuse=1 ;;
+      *) die "unknown option $option: ./run release knows --dirty, --reuse, verify and compare" ;;
+    esac
+  done
+  [ -n "$dirty" ] || refuse_changes
+  SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+  export SOURCE_DATE_EPOCH
+  version=$(sed -n 's/^project(gpushm VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+
+  local programs
+  programs=$(cluster_programs)
+  if [ -z "$reuse" ]; then
+    part "library for old systems" portable "$(uname -m)"
+    part "images" images
+    part "wheels" runtime/python/build
+    part "node pack" pack --node
+  fi
+
+  # A folder that is half full must not look like a release.
+  stage=$build/release
+  rm -rf "$stage" "$dist"
+  mkdir -p "$stage/dist"
+  part "library packages" release_library "$stage"
+  part "chart" release_chart "$stage" "$programs/helm"
+  part "image archives" release_archives "$stage/dist"
+  install -D -m 644 -t "$stage/dist/python" "$build"/wheels-dist/*
+  install -D -m 644 -t "$stage/dist/node" "$build/gpushm-node-$version-$(uname -m).tar.xz"
+  python3 release/notes.py "$version" >"$stage/dist/NOTES.md"
+  part "licences and lists of contents" release_contents "$stage/dist" "$programs"
+  python3 release/provenance.py write "$stage/dist" "./run release ${arguments[*]}"
+  (cd "$stage/dist" && find . -type f -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum) \
+    >"$stage/sums"
+  mv "$stage/sums" "$stage/dist/SHA256SUMS"
+  mv "$stage/dist" "$dist"
+  rm -rf "$stage"
+  say "dist/: $(du -sm "$dist" | cut -f1) MiB; next: ./run release verify dist"
+}
+
+# part WHAT COMMAND ...: says how long it took.
+part() {
+  local start=$SECONDS
+  "${@:2}"
+  say "$1: $((SECONDS - start)) s"
+}
+
+# refuse_changes: what is published must be what the commit has.
+refuse_changes() {
+  local changes
+  changes=$(git status --porcelain)
+  [ -n "$changes" ] || return 0
+  printf '%s\n' "$changes" >&2
+  die "the tree differs from its commit in these files: commit them, or try with --dirty"
+}
+
+# archive_folder FOLDER NAME FILE.tar.gz: FOLDER/NAME; the same files give the same bytes.
+archive_folder() {
+  mkdir -p "$(dirname "$3")"
+  tar -C "$1" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
+    --mode=u+w,go-w,a+rX --format=gnu -c "$2" | gzip -n -9 >"$3"
+}
+
+# ---------------------------------------------------------------- the library and gpushmctl
+
+release_library() {  # STAGE
+  local prefix=$1/gpushm-$version machine component
+  machine=$(uname -m)
+  for component in library cudaipc gpushmctl; do
+    cmake --install "$build/portable" --component $component --prefix "$prefix" >/dev/null
+  done
+  release/copyright "$build" >"$prefix/LICENSE"
+  archive_folder "$1" "gpushm-$version" \
+    "$1/dist/linux/gpushm-$version-linux-$machine-glibc$glibc_floor.tar.gz"
+  install -m 755 "$prefix/bin/gpushmctl" "$1/dist/linux/gpushmctl-$version-linux-$machine"
+  release/debian "$prefix" "$version" "$glibc_floor" "$1/debian" "$1/dist/debian"
+}
+
+# ---------------------------------------------------------------- the chart
+
+# As an archive for a repository of Helm's, and as an OCI layout, what `helm push` would send.
+release_chart() {  # STAGE HELM
+  local folder=$1/chart file=$1/dist/chart/gpushm-$version.tgz
+  mkdir -p "$folder/bare/templates"
+  "$2" package helm/gpushm --destination "$folder" >/dev/null
+  tar -C "$folder" --touch -xzf "$folder/gpushm-$version.tgz"
+  # Helm writes the time of day into its archive.
+  archive_folder "$folder" gpushm "$file"
+  # Helm itself prints Chart.yaml as JSON, from a chart that has nothing else.
+  cp helm/gpushm/Chart.yaml "$folder/bare/"
+  echo '{{ toJson .Chart }}' >"$folder/bare/templates/chart.yaml"
+  "$2" template "$folder/bare" --kube-version "$release_kubernetes" | grep '^{' >"$folder/chart.json"
+  python3 release/oci.py chart "$file" "$folder/chart.json" "${file%.tgz}.oci.tar" >/dev/null
+}
+
+# ---------------------------------------------------------------- images
+
+# release_archives DIST: images.txt has a line for each: name, tag, digest.
+release_archives() {
+  local image digest
+  mkdir -p "$1/images"
+  for image in "${release_images[@]}"; do
+    digest=$(python3 release/oci.py image "$build/images/$image.tar" "$1/images/$image.oci.tar")
+    printf 'gpushm/%s %s %s\n' "$image" "$version" "$digest" >>"$1/images.txt"
+  done
+  install -m 755 release/mirror-images "$1/"
+}
+
+# ---------------------------------------------------------------- what is inside
+
+release_contents() {  # DIST PROGRAMS
+  python3 release/contents.py "$1" --version "$version" --lists "$build/images" \
+    --venv "$build/venv" --programs "$2" --go "$(go_program)" ${dirty:+--trial}
+}
+
+# ---------------------------------------------------------------- trying it
+
+# release_verify FOLDER [--files]
+release_verify() {
+  local BASE='' HELM=''
+  if [ "$(id -u)" = 0 ] && [ "${2:-}" != --files ]; then
+    need debootstrap && BASE=$(tests/cluster/base g++)
+    HELM=$(command -v helm || echo "$(cluster_programs)/helm")
+  fi
+  export BASE HELM KUBERNETES=$release_kubernetes
+  exec release/verify "$@"
+}

@@ -1,0 +1,245 @@
+"""Goal: `./run release verify` refuses a release in which a file is missing, changed or added, or a list
+is wrong; what is made twice is the same; the images get into a registry with their digests.
+Method: a made-up release of a few small files, checked without root and without packages of others."""
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RELEASE = ROOT / "release"
+sys.path.insert(0, str(RELEASE))
+sys.dont_write_bytecode = True
+# pylint: disable=wrong-import-position
+import contents
+import notes
+import oci
+import provenance
+
+TIMEOUT_S = 60
+
+
+def run(*command, **environment):
+    """Status and text of a command."""
+    done = subprocess.run([str(word) for word in command], env=os.environ | environment, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT_S, check=False)
+    return done.returncode, done.stdout
+
+
+def tar_of(files):
+    """The bytes of a tar with these files: name -> bytes."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def saved_image(name, content):
+    """What `docker save` writes for an image with one file."""
+    layer = tar_of({"file": content})
+    config = {"architecture": "amd64", "os": "linux", "container": "left out", "config": {"User": "0:0"},
+              "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]}}
+    manifest = [{"Config": "config.json", "RepoTags": [f"registry.invalid/gpushm/{name}:1.2.3"],
+                 "Layers": ["layer.tar"]}]
+    return tar_of({"layer.tar": layer, "config.json": json.dumps(config).encode(),
+                   "manifest.json": json.dumps(manifest).encode()})
+
+
+class MadeUpRelease(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        os.environ["SOURCE_DATE_EPOCH"] = "1000000000"
+        self.folder = pathlib.Path(folder.name)
+        self.dist = self.make("dist")
+
+    def make(self, name):
+        dist = self.folder / name
+        for part in ("images", "chart"):
+            (dist / part).mkdir(parents=True)
+        lines = []
+        for image in ("plugin", "sidecar"):
+            saved = self.folder / "saved.tar"
+            saved.write_bytes(saved_image(image, image.encode()))
+            digest = oci.from_image(saved, dist / f"images/{image}.oci.tar")
+            lines.append(f"gpushm/{image} 1.2.3 {digest}\n")
+        (dist / "images.txt").write_text("".join(lines))
+        chart, metadata = dist / "chart/gpushm-1.2.3.tgz", self.folder / "chart.json"
+        chart.write_bytes(b"a chart")
+        metadata.write_text(json.dumps({"name": "gpushm", "version": "1.2.3", "description": "-"}))
+        oci.from_chart(chart, metadata, dist / "chart/gpushm-1.2.3.oci.tar")
+        (dist / "NOTES.md").write_text("notes\n")
+        self.list_contents(dist)
+        return dist
+
+    def list_contents(self, dist):
+        inside = {path: [] for path in sorted([*dist.glob("images/*"), *dist.glob("chart/*")])}
+        (dist / contents.SBOM).write_text(json.dumps(contents.document(dist, inside, "1.2.3")))
+        (dist / provenance.NAME).write_text(json.dumps(provenance.statement(dist, "test")))
+        self.sum(dist)
+
+    def sum(self, dist):
+        (dist / "SHA256SUMS").unlink(missing_ok=True)
+        names = sorted(str(path.relative_to(dist)) for path in dist.rglob("*") if path.is_file())
+        (dist / "SHA256SUMS").write_text("".join(
+            f"{provenance.sha256(dist / name)}  {name}\n" for name in names))
+
+    def verify(self):
+        return run(RELEASE / "verify", self.dist, "--files")
+
+    def assert_refused(self, *words):
+        status, text = self.verify()
+        self.assertEqual(status, 1, text)
+        for word in words:
+            self.assertIn(word, text)
+
+
+class VerifyTest(MadeUpRelease):
+    def test_accepts_what_was_made(self):
+        status, text = self.verify()
+        self.assertEqual(status, 0, text)
+        self.assertIn("6 passed, 0 failed, 0 not checked", text)
+
+    def test_refuses_a_changed_file_and_checks_nothing_else(self):
+        (self.dist / "NOTES.md").write_text("other notes\n")
+        self.assert_refused("NOTES.md: FAILED", "the rest is not checked", "0 passed, 1 failed")
+
+    def test_refuses_a_missing_file(self):
+        (self.dist / "images/sidecar.oci.tar").unlink()
+        self.assert_refused("images/sidecar.oci.tar: FAILED")
+
+    def test_refuses_a_missing_list(self):
+        (self.dist / "SHA256SUMS").unlink()
+        self.assert_refused("SHA256SUMS: No such file")
+
+    def test_refuses_a_file_that_is_not_listed(self):
+        (self.dist / "more").write_text("")
+        self.assert_refused("SHA256SUMS does not list:\n    more")
+
+    def test_refuses_a_wrong_digest_of_an_image(self):
+        listed = self.dist / "images.txt"
+        listed.write_text(listed.read_text().replace("sha256:", "sha256:0", 1))
+        self.list_contents(self.dist)
+        self.assert_refused("its digest is sha256:", "5 passed, 1 failed")
+
+    def test_refuses_an_image_with_another_layer(self):
+        path = self.dist / "images/plugin.oci.tar"
+        with tarfile.open(path) as tar:
+            files = {member.name: tar.extractfile(member).read() for member in tar}
+        layer = max((name for name in files if name.startswith("blobs/")),
+                    key=lambda name: files[name][:2] == b"\x1f\x8b")
+        path.write_bytes(tar_of(files | {layer: files[layer] + b"more"}))
+        self.list_contents(self.dist)
+        self.assert_refused(f"{layer} has the content of sha256:")
+
+    def test_refuses_a_layout_of_another_chart(self):
+        (self.dist / "chart/gpushm-1.2.3.tgz").write_bytes(b"another chart")
+        self.list_contents(self.dist)
+        self.assert_refused("it has another chart than gpushm-1.2.3.tgz")
+
+    def test_refuses_lists_of_other_files(self):
+        (self.dist / "NOTES.md").write_text("other notes\n")
+        (self.dist / "chart/new.tgz").write_text("")
+        self.sum(self.dist)
+        self.assert_refused("provenance.intoto.json does not describe NOTES.md",
+                            "sbom.spdx.json does not name chart/new.tgz")
+
+
+class CompareTest(MadeUpRelease):
+    def test_a_second_release_is_the_same(self):
+        self.assertEqual(run(RELEASE / "compare", self.dist, self.make("again")),
+                         (0, "9 files are the same\n"))
+
+    def test_lists_files_that_differ(self):
+        other = self.make("other")
+        (other / "NOTES.md").write_text("other notes\n")
+        (other / "more").write_text("")
+        (other / "images.txt").unlink()
+        status, text = run(RELEASE / "compare", self.dist, other)
+        self.assertEqual(status, 1)
+        self.assertEqual(text, "differs: NOTES.md\n"
+                         f"only in {self.dist}: images.txt\nonly in {other}: more\n7 files are the same\n")
+
+
+class MirrorTest(MadeUpRelease):
+    def mirror(self, tool, digest):
+        """Runs it from the release, with a stand-in for a tool that says `digest` of each image."""
+        tools = self.folder / "tools"
+        tools.mkdir()
+        script = self.dist / "mirror-images"
+        script.write_bytes((RELEASE / "mirror-images").read_bytes())
+        for name in ("bash", "cat", "dirname", "mktemp", "rm", "tar"):
+            (tools / name).symlink_to(run("which", name)[1].strip())
+        if tool:
+            (tools / tool).write_text(f"#!/bin/bash\necho \"{tool} $*\" >>{self.folder}/calls\n"
+                                      f"case $1 in digest | inspect) {digest} ;; esac\n")
+            (tools / tool).chmod(0o755)
+        return run(tools / "bash", script, "registry.example/team/", PATH=str(tools))
+
+    def calls(self):
+        return (self.folder / "calls").read_text()
+
+    def digest_from_list(self):
+        return (f"while read -r name tag digest; do [[ \"$*\" != *\"$name\"* ]] || echo \"$digest\"; done "
+                f"<{self.dist}/images.txt")
+
+    def test_copies_with_skopeo(self):
+        status, text = self.mirror("skopeo", self.digest_from_list())
+        self.assertEqual(status, 0, text)
+        self.assertIn("--set global.imageRegistry=registry.example/team\n", text)
+        self.assertIn(f"skopeo copy --preserve-digests oci-archive:{self.dist}/images/plugin.oci.tar "
+                      "docker://registry.example/team/gpushm/plugin:1.2.3\n", self.calls())
+
+    def test_copies_with_crane(self):
+        status, text = self.mirror("crane", self.digest_from_list())
+        self.assertEqual(status, 0, text)
+        self.assertRegex(self.calls(), r"crane push \S+ registry.example/team/gpushm/sidecar:1.2.3\n")
+
+    def test_says_that_the_registry_has_something_else(self):
+        status, text = self.mirror("crane", "echo sha256:0")
+        self.assertEqual(status, 1)
+        self.assertIn("registry.example/team/gpushm/plugin:1.2.3 has digest sha256:0, not sha256:", text)
+
+    def test_says_what_to_install(self):
+        self.assertEqual(self.mirror(None, ""),
+                         (1, "mirror-images: found neither skopeo nor crane: install one of them\n"))
+
+
+class NotesTest(unittest.TestCase):
+    CHANGELOG = ("# Changelog\n\n## [Unreleased]\n\n- new\n\n"
+                 "## [1.2.3] - 2026-11-27\n\n### Added\n\n- old\n\n## [1.2.2]\n")
+
+    def test_has_the_section_of_the_version(self):
+        self.assertEqual(notes.notes(self.CHANGELOG, "files\n", "1.2.3"),
+                         "# gpushm 1.2.3\n\nfiles\n\n### Added\n\n- old\n")
+
+    def test_says_that_there_is_none_yet(self):
+        self.assertIn("This is not a release: CHANGELOG.md has no section for 2.0.0.\n\nfiles\n\n- new\n",
+                      notes.notes(self.CHANGELOG, "files\n", "2.0.0"))
+
+
+class MakeTest(unittest.TestCase):
+    def test_refuses_a_tree_with_changes_and_names_them(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run("git", "init", "--quiet", folder)
+            source = (f"cd {folder} && die() {{ echo \"$*\"; exit 1; }} && . {RELEASE}/make.sh && "
+                      "refuse_changes")
+            self.assertEqual(run("bash", "-c", source), (0, ""))
+            pathlib.Path(folder, "changed.cc").write_text("")
+            status, text = run("bash", "-c", source)
+            self.assertEqual(status, 1)
+            self.assertIn("?? changed.cc\n", text)
+
+
+if __name__ == "__main__":
+    unittest.main()
