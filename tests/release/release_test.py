@@ -215,6 +215,25 @@ class MirrorTest(MadeUpRelease):
                          (1, "mirror-images: found neither skopeo nor crane: install one of them\n"))
 
 
+class RegistryTest(MadeUpRelease):
+    def get(self, path):
+        """What a registry with this release answers."""
+        read = "import sys, urllib.request as u; print(u.urlopen('http://' + sys.argv[1]).read().decode())"
+        return run(sys.executable, RELEASE / "registry.py", self.dist, sys.executable, "-c", read, "{}" + path)
+
+    def test_serves_images_and_chart(self):
+        for name in ("gpushm/plugin", "gpushm"):
+            status, text = self.get(f"/v2/{name}/manifests/1.2.3")
+            self.assertEqual(status, 0, text)
+            layer = json.loads(text)["layers"][0]["digest"]
+        self.assertEqual(self.get(f"/v2/gpushm/blobs/{layer}"), (0, "a chart\n"))
+
+    def test_has_nothing_else(self):
+        status, text = self.get("/v2/gpushm/other/manifests/1.2.3")
+        self.assertEqual(status, 1)
+        self.assertIn("404", text)
+
+
 class NotesTest(unittest.TestCase):
     CHANGELOG = ("# Changelog\n\n## [Unreleased]\n\n- new\n\n"
                  "## [1.2.3] - 2026-11-27\n\n### Added\n\n- old\n\n## [1.2.2]\n")
