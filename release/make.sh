@@ -21,6 +21,7 @@ release() {
       *) die "unknown option $option: ./run release knows --dirty, --reuse, verify and compare" ;;
     esac
   done
+  [ "$(uname -m)" = x86_64 ] || die "a release is made on x86_64; this is $(uname -m)"
   [ -n "$dirty" ] || refuse_changes
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
   export SOURCE_DATE_EPOCH
@@ -29,7 +30,7 @@ release() {
   local programs
   programs=$(cluster_programs)
   if [ -z "$reuse" ]; then
-    part "library for old systems" portable "$(uname -m)"
+    part "library for old systems" portable x86_64
     part "images" images
     part "wheels" runtime/python/build
     part "node pack" pack --node
@@ -43,7 +44,7 @@ release() {
   part "chart" release_chart "$stage" "$programs/helm"
   part "image archives" release_archives "$stage/dist"
   install -D -m 644 -t "$stage/dist/python" "$build"/wheels-dist/*
-  install -D -m 644 -t "$stage/dist/node" "$build/gpushm-node-$version-$(uname -m).tar.xz"
+  install -D -m 644 -t "$stage/dist/node" "$build/gpushm-node-$version-x86_64.tar.xz"
   python3 release/notes.py "$version" >"$stage/dist/NOTES.md"
   part "licences and lists of contents" release_contents "$stage/dist" "$programs"
   python3 release/provenance.py write "$stage/dist" "./run release ${arguments[*]}"
@@ -81,15 +82,14 @@ archive_folder() {
 # ---------------------------------------------------------------- the library and gpushmctl
 
 release_library() {  # STAGE
-  local prefix=$1/gpushm-$version machine component
-  machine=$(uname -m)
+  local prefix=$1/gpushm-$version component
   for component in library cudaipc gpushmctl; do
     cmake --install "$build/portable" --component $component --prefix "$prefix" >/dev/null
   done
   release/copyright "$build" >"$prefix/LICENSE"
   archive_folder "$1" "gpushm-$version" \
-    "$1/dist/linux/gpushm-$version-linux-$machine-glibc$glibc_floor.tar.gz"
-  install -m 755 "$prefix/bin/gpushmctl" "$1/dist/linux/gpushmctl-$version-linux-$machine"
+    "$1/dist/linux/gpushm-$version-linux-x86_64-glibc$glibc_floor.tar.gz"
+  install -m 755 "$prefix/bin/gpushmctl" "$1/dist/linux/gpushmctl-$version-linux-x86_64"
   release/debian "$prefix" "$version" "$glibc_floor" "$1/debian" "$1/dist/debian"
 }
 
