@@ -11,6 +11,7 @@ import sys
 # Set from values with other names, or useless in a cluster.
 CHART_SETS = {"unit", "coexist", "driver-root", "host-root", "state-folder", "kubelet",
               "kubelet-folder", "pod-resources-socket", "plugins-registry-folder", "plugins-folder",
+              "claims-folder",
               "cdi-folder", "features-folder", "allocation", "allocations", "metrics.address",
               "metrics.sample-ms", "metrics.host-pids", "probes.address"}
 # Kubernetes itself defines and checks these.
