@@ -1,6 +1,5 @@
 #include "plugin/dra/health_stream.h"
 
-#include <algorithm>
 #include <ctime>
 #include <mutex>
 #include <optional>
