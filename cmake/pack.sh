@@ -8,7 +8,7 @@ set -euo pipefail
 # only what `./run test gpu-node` needs, because one archive with both would be too large.
 pack() {
   local version name folder
-  version=$(sed -n 's/^project(gpushm VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+  version=$(sed -n 's/.*kVersion.*"\(.*\)".*/\1/p' platform/base/version.h)
   case ${1:-} in
     '') name=gpushm-pack-$version-$(uname -m) ;;
     --node) name=gpushm-node-$version-$(uname -m) ;;

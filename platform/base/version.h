@@ -3,6 +3,6 @@
 
 namespace gpushm {
 
-inline constexpr char kVersion[] = "0.1.0";
+inline constexpr char kVersion[] = "1.0.0-rc.1";
 
 }  // namespace gpushm

@@ -985,7 +985,7 @@ Result<Client::Place> Client::PlaceOf(const SessionLock& lock, Kind kind, std::s
   if (peer.version < protocol::kGpusVersion) {
     return Fail(Code::kUnsupported,
                 Concat("gpu is ", options.gpu, ", but the pod's sidecar is older and has one GPU"),
-                "use gpu 0, or restart the pod with the sidecar of gpushm 0.2 or newer");
+                "use gpu 0, or restart the pod with the sidecar of gpushm 1.0 or newer");
   }
   const auto gpus = AskForGpus(lock, wait);
   if (!gpus) return std::unexpected(gpus.error());

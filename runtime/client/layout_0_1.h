@@ -1,6 +1,6 @@
 /* How the structs of the public headers lay in memory in version 0.1, on 64-bit Linux. Programs
  * that were compiled then are still in use, so nothing here ever changes. A later version appends
- * fields to a struct; it adds no line here. Names are those of today, because version 0.2 renamed
+ * fields to a struct; it adds no line here. Names are those of today, because version 1.0 renamed
  * some fields, and gave gpushm_delete a struct of its own in place of gpushm_wait_options.
  *
  *   STRUCT(name, bytes)

@@ -1,4 +1,5 @@
 // gpushmctl as people run it (integration_testing.h).
+#include "platform/base/version.h"
 #include "runtime/ctl/integration_testing.h"
 #include "runtime/include/gpushm/sync.h"
 
@@ -90,7 +91,7 @@ TEST_F(CtlTest, ErrorsHaveTheirCodesCauseAndRemedy) {
   EXPECT_THAT(bogus.err, HasSubstr("unknown command \"bogus\""));
   EXPECT_EQ(Ctl({}).code, 2);
   EXPECT_EQ(Ctl({"--help"}).code, 0);
-  EXPECT_EQ(Ctl({"--version"}).out, "gpushmctl 0.1.0\n");
+  EXPECT_EQ(Ctl({"--version"}).out, Concat("gpushmctl ", kVersion, "\n"));
   EXPECT_EQ(Ctl({"wait"}).code, 2);
   EXPECT_EQ(Ctl({"wait", "weights", "--generation", "99999999999999999999"}).code, 2);
   EXPECT_EQ(

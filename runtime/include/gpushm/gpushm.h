@@ -51,8 +51,8 @@ extern "C" {
 #define GPUSHM_API
 #endif
 
-#define GPUSHM_VERSION_MAJOR 0
-#define GPUSHM_VERSION_MINOR 1
+#define GPUSHM_VERSION_MAJOR 1
+#define GPUSHM_VERSION_MINOR 0
 #define GPUSHM_VERSION_PATCH 0
 
 /* Size of a name in bytes, with its terminating NUL. */
@@ -189,7 +189,7 @@ typedef struct gpushm_info {
    * 0.1 leaves it 0. */
   uint64_t content_bytes;
   /* Of the generation's description (gpushm_description_open). 0: it has none, or its content is
-   * LOADING or FAILED, or the library or the broker is older than version 0.2. */
+   * LOADING or FAILED, or the library or the broker is older than version 1.0. */
   uint64_t description_bytes;
   uint32_t gpu;      /* Number of the GPU, among those of the pod, that holds the bytes. */
   uint32_t reserved; /* 0. */
@@ -467,7 +467,7 @@ GPUSHM_API gpushm_status gpushm_attachment_publish(gpushm_attachment* attachment
  * GPUSHM_DEFAULT_TIMEOUT_MS at most.
  * Errors: INVALID_ARGUMENT (more than the buffer's size), DENIED (attached for reading), BUSY
  * (another process loads it), STALE, ORPHANED, TIMEOUT, UNAVAILABLE, UNSUPPORTED (not published,
- * and the broker is older than version 0.2). */
+ * and the broker is older than version 1.0). */
 GPUSHM_API gpushm_status gpushm_attachment_set_content(gpushm_attachment* attachment,
                                                        uint64_t content_bytes);
 
@@ -489,7 +489,7 @@ GPUSHM_API gpushm_status gpushm_attachment_set_content(gpushm_attachment* attach
  * Errors: INVALID_ARGUMENT (size_bytes is 0 or too large), DENIED (attached for reading),
  * ALREADY_EXISTS (published, and has its description: replace the buffer), BUSY (another process
  * loads it), EXHAUSTED (256 MiB of descriptions in the pod), STALE, ORPHANED, UNSUPPORTED (the
- * broker is older than version 0.2), TIMEOUT, UNAVAILABLE. */
+ * broker is older than version 1.0), TIMEOUT, UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_attachment_set_description(gpushm_attachment* attachment,
                                                            const void* data, uint64_t size_bytes);
 
@@ -508,7 +508,7 @@ typedef struct gpushm_description_options {
  * generation or the client is gone.
  * A generation without a description is no error: gpushm_description_size is 0 then.
  * Errors: NOT_FOUND or LOADING (with GPUSHM_DONT_WAIT), TIMEOUT, DENIED, STALE (no such
- * generation any more), CORRUPT, UNSUPPORTED (the broker is older than version 0.2), UNAVAILABLE,
+ * generation any more), CORRUPT, UNSUPPORTED (the broker is older than version 1.0), UNAVAILABLE,
  * and the buffer's own failure to load. */
 GPUSHM_API gpushm_status gpushm_description_open(gpushm_client* client, const char* name,
                                                  const gpushm_description_options* options,
@@ -720,7 +720,7 @@ GPUSHM_API gpushm_status gpushm_load(gpushm_client* client, const char* name, co
                                      gpushm_transfer_result* result);
 
 /* Writes a buffer's content to a file, which is replaced as a whole when it is complete. `path`
- * NULL: to options->descriptor, in order. A broker older than version 0.2, where it moves the bytes
+ * NULL: to options->descriptor, in order. A broker older than version 1.0, where it moves the bytes
  * (GPUSHM_TRANSFER_BROKER), writes all of the buffer. */
 GPUSHM_API gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
                                      const gpushm_transfer_options* options,
@@ -750,7 +750,7 @@ GPUSHM_API gpushm_status gpushm_save(gpushm_client* client, const char* name, co
  * no time is spent on waiting for a buffer.
  * Errors: INVALID_ARGUMENT (also: the content does not fit), NOT_FOUND (no such file), DENIED
  * (attached for reading), UNSUPPORTED (GPUSHM_TRANSFER_BROKER; transport cuipc; not published, and
- * the broker is older than version 0.2), BUSY (another load of it is running, or `progress` stopped
+ * the broker is older than version 1.0), BUSY (another load of it is running, or `progress` stopped
  * it), CORRUPT, STALE (published, and replaced since), ORPHANED, EXHAUSTED, TIMEOUT, DRIVER,
  * SYSTEM, UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_attachment_load(gpushm_attachment* attachment, const char* path,

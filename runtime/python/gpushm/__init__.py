@@ -24,7 +24,7 @@ from gpushm.errors import (AlreadyExists, Busy, Contended, Corrupt, Denied, Devi
                            InvalidArgument, Loading, NotFound, Orphaned, PeerDied, Stale, Status,
                            SystemCallError, Timeout, Unavailable, Unsupported)
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 
 def connect(folder=None, *, pod_uid=None, driver=None, timeout=10.0):

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import zipfile
 
+import gpushm
 import packaging.tags
 import pytest
 
@@ -53,20 +54,21 @@ def test_the_commands(python):
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
-    assert output(python.with_name("gpushm"), "--version") == "0.1.0\n"
+    assert output(python.with_name("gpushm"), "--version") == f"{gpushm.__version__}\n"
     assert output(python, "-m", "gpushm", "--help").startswith("usage: ")
 
 
 def test_what_is_inside():
+    information = f"gpushm-{gpushm.__version__}.dist-info"
     for wheel in wheels("gpushm"):
         names = zipfile.ZipFile(wheel).namelist()
         for name in ("gpushm/__init__.py", "gpushm/_native.pyi", "gpushm/py.typed",
-                     "gpushm/lib/libgpushm.so.0", "gpushm-0.1.0.dist-info/licenses/LICENSE",
-                     "gpushm-0.1.0.dist-info/licenses/nanobind"):
+                     "gpushm/lib/libgpushm.so.0", f"{information}/licenses/LICENSE",
+                     f"{information}/licenses/nanobind"):
             assert name in names
         assert not [name for name in names if "test" in name and name != "gpushm/testing.py"]
         python, abi, machine = re.fullmatch(
-            r"gpushm-0.1.0-(cp3\d+)-(\w+)-\w*linux\w*_(x86_64|aarch64).whl", wheel.name).groups()
+            rf"gpushm-{gpushm.__version__}-(cp3\d+)-(\w+)-\w*linux\w*_(x86_64|aarch64).whl", wheel.name).groups()
         # A debug build of Python also loads the module of the other build, not the reverse.
         suffix = "abi3" if abi == "abi3" else f"cpython-{abi.removeprefix('cp')}-{machine}-linux-gnu"
         assert f"gpushm/_native.{suffix}.so" in names
