@@ -8,14 +8,19 @@ set -euo pipefail
 
 glibc_floor=2.28
 
-# portable MACHINE: builds them for x86_64, into build/portable, or for another
-# machine, such as aarch64, into build/portable-MACHINE. The folder bin/ there has the compilers.
+# portable_folder MACHINE: where they are: build/portable for x86_64, build/portable-MACHINE for another.
+portable_folder() {
+  local folder=$build/portable
+  [ "$1" = x86_64 ] || folder+=-$1
+  echo "$folder"
+}
+
+# portable MACHINE: builds them for x86_64 or aarch64. The folder bin/ there has the compilers.
 portable() {
   prepare
   venv "$zig_package"
-  local machine=$1 tool
-  local folder=$build/portable
-  [ "$machine" = x86_64 ] || folder+=-$machine
+  local machine=$1 tool folder
+  folder=$(portable_folder "$machine")
   mkdir -p "$folder/bin" "$folder/include"
   ln -sfn -t "$folder/include" /usr/include/{CLI,nlohmann}  # Only these: zig has its own libc.
   for tool in cc c++ ar ranlib; do

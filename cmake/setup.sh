@@ -12,10 +12,10 @@ cuda_packages=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 nvidia-nvml
 nvcc_packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85)
 zig_package=ziglang==0.17.1
 
-build_packages=(cmake ninja-build pkg-config g++ python3 python3-venv libgtest-dev libgmock-dev
-  libbenchmark-dev libyaml-cpp-dev libcli11-dev nlohmann-json3-dev
-  libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
-  libcpp-httplib-dev libssl-dev prometheus-cpp-dev)
+build_tools=(cmake ninja-build pkg-config g++ python3 python3-venv libcli11-dev nlohmann-json3-dev
+  protobuf-compiler protobuf-compiler-grpc)
+build_libraries=(libgtest-dev libgmock-dev libbenchmark-dev libyaml-cpp-dev libgrpc++-dev
+  libprotobuf-dev libcpp-httplib-dev libssl-dev prometheus-cpp-dev)
 
 say() { printf '== %s\n' "$*" >&2; }
 skip() { printf '== SKIPPED: %s\n' "$*" >&2; }
@@ -91,10 +91,24 @@ cuda_root() {
   echo "$build/cuda"
 }
 
+# GPUSHM_MACHINE=aarch64: compiles for that machine, with Debian's cross compiler and its libraries for
+# that machine. They replace this machine's, so this is for the image that compiles, which sets it.
+cross() {
+  [ "$GPUSHM_MACHINE" != "$(uname -m)" ] || return 0
+  [ "$GPUSHM_MACHINE" = aarch64 ] ||
+    die "GPUSHM_MACHINE=$GPUSHM_MACHINE: only aarch64 can be compiled for on another machine"
+  export CMAKE_TOOLCHAIN_FILE=$root/cmake/aarch64.cmake
+  build_tools+=(g++-aarch64-linux-gnu)
+  build_libraries=("${build_libraries[@]%:arm64}")  # `prepare` may be called again.
+  build_libraries=("${build_libraries[@]/%/:arm64}")
+  dpkg --print-foreign-architectures | grep -qx arm64 || dpkg --add-architecture arm64
+}
+
 # Installs everything, and sets `cuda`, CC and CXX for the following steps.
 prepare() {
   mkdir -p "$build"
-  need "${build_packages[@]}" || die "packages are missing"
+  [ -z "${GPUSHM_MACHINE:-}" ] || cross
+  need "${build_tools[@]}" "${build_libraries[@]}" || die "packages are missing"
   if [ -z "${CXX:-}" ] && [ "$(g++ -dumpversion | cut -d. -f1)" -lt 12 ]; then
     need g++-12 || die "GCC 12 or newer is required"
     export CC=gcc-12 CXX=g++-12

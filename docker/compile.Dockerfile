@@ -3,12 +3,15 @@
 
 # The base of the demo's image; only its list of packages is used here.
 ARG BASE=docker.io/library/debian:bookworm-slim
-# A Debian or Ubuntu with apt sources. Its C and C++ libraries go into the images.
+# A Debian or Ubuntu with apt sources, for the machine that compiles. Its C and C++ libraries go into the
+# images; for another machine (MACHINE=aarch64) it must be a Debian, and these are Debian's for that one.
 ARG COMPILE_BASE=docker.io/library/debian:bookworm-slim
 
 FROM ${BASE} AS base
 
-FROM ${COMPILE_BASE} AS compile
+FROM --platform=${BUILDPLATFORM} ${COMPILE_BASE} AS compile
+ARG MACHINE=
+ENV GPUSHM_MACHINE=${MACHINE}
 WORKDIR /src
 # A separate step, so that an edit elsewhere does not install everything again.
 COPY cmake/setup.sh cmake/

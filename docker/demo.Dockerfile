@@ -1,9 +1,12 @@
 # An application that attaches a buffer by name. As with any application, library and driver come
 # from the device plugin. The base is a distribution, for its shell.
+ARG FILES=localhost/gpushm/files
 ARG BASE=docker.io/library/debian:bookworm-slim
-FROM ${BASE}
 # From compile.Dockerfile.
-COPY --from=localhost/gpushm/files /demo /
+FROM ${FILES} AS files
+
+FROM --platform=${TARGETPLATFORM} ${BASE}
+COPY --from=files /demo /
 USER 65532:65532
 ENTRYPOINT ["/usr/bin/gpushm-demo-app"]
 ARG VERSION=0

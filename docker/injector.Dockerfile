@@ -1,7 +1,10 @@
 # The webhook that puts the sidecar into pods.
-FROM scratch
+ARG FILES=localhost/gpushm/files
 # From compile.Dockerfile.
-COPY --from=localhost/gpushm/files /injector /
+FROM ${FILES} AS files
+
+FROM --platform=${TARGETPLATFORM} scratch
+COPY --from=files /injector /
 USER 65532:65532
 ENV PATH=/usr/bin
 ENTRYPOINT ["/usr/bin/gpushm-injector"]

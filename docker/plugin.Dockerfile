@@ -1,7 +1,10 @@
 # The device plugin, one on each node: gpushm-plugin, and the files that it mounts into containers.
-FROM scratch
+ARG FILES=localhost/gpushm/files
 # From compile.Dockerfile.
-COPY --from=localhost/gpushm/files /plugin /
+FROM ${FILES} AS files
+
+FROM --platform=${TARGETPLATFORM} scratch
+COPY --from=files /plugin /
 # The GPUs' device nodes and the kubelet's folders belong to root.
 USER 0:0
 ENV PATH=/usr/bin

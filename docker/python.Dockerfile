@@ -1,11 +1,16 @@
 # Applications in Python: the package gpushm, the examples of runtime/python/examples, a model, and what they need.
 # As with any application, the driver comes from the device plugin.
+ARG FILES=localhost/gpushm/files
+ARG PYTHON_FILES=localhost/gpushm/python-files
 ARG PYTHON_BASE=docker.io/library/python:3.11-slim-bookworm
-FROM ${PYTHON_BASE}
-# From python-compile.Dockerfile.
-COPY --from=localhost/gpushm/python-files / /
+# From compile.Dockerfile and python-compile.Dockerfile.
+FROM ${FILES} AS files
+FROM ${PYTHON_FILES} AS python-files
+
+FROM --platform=${TARGETPLATFORM} ${PYTHON_BASE}
+COPY --from=python-files / /
 # For use without Kubernetes. In a pod, the device plugin's library is used.
-COPY --from=localhost/gpushm/files /plugin/usr/lib/gpushm/libgpushm.so.0 /opt/python/gpushm/lib/
+COPY --from=files /plugin/usr/lib/gpushm/libgpushm.so.0 /opt/python/gpushm/lib/
 ENV PYTHONPATH=/opt/python PYTHONDONTWRITEBYTECODE=1
 # Fails if the base's Python has another version than the one that compiled.
 RUN ["python3", "-c", "import gpushm, numpy"]

@@ -1,7 +1,10 @@
 # The sidecar of each pod that shares GPU memory: gpushm-broker, and gpushmctl for its hooks.
-FROM scratch
+ARG FILES=localhost/gpushm/files
 # From compile.Dockerfile.
-COPY --from=localhost/gpushm/files /sidecar /
+FROM ${FILES} AS files
+
+FROM --platform=${TARGETPLATFORM} scratch
+COPY --from=files /sidecar /
 USER 65532:65532
 ENV PATH=/usr/bin
 ENTRYPOINT ["/usr/bin/gpushm-broker"]

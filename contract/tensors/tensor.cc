@@ -7,7 +7,7 @@
 namespace gpushm::tensors {
 namespace {
 
-bool IsControl(char c) { return (c >= 0 && c < 0x20) || c == 0x7f; }
+bool IsControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 
 bool IsUtf8(std::string_view text) {
   while (!text.empty()) {
