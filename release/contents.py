@@ -1,11 +1,14 @@
 """What is inside a release: DIST/sbom.spdx.json (SPDX 2.3), and the licences in DIST/LICENSES.
 
-usage: contents.py DIST --version V --lists FOLDER --venv FOLDER --programs FOLDER --go GO [--trial]
+usage: contents.py DIST --version V --lists FOLDER ... --venv FOLDER --programs FOLDER --go GO
+                   [--packages FILE [--record]] [--trial]
        contents.py --check DIST
 
-FOLDER of --lists has docker/build's IMAGE.cdx.json and IMAGE.tar; of --venv the Python environment of
-the build; of --programs what tests/cluster/build made, for the node pack. A component without a
-licence's text is an error, because it may not be published; with --trial it is only named.
+FOLDERs of --lists have docker/build's IMAGE.cdx.json and IMAGE.tar, one for each machine; of --venv the
+Python environment of the build; of --programs what tests/cluster/build made, for the node pack. FILE of
+--packages is the list of the distribution's packages that may be inside (--record writes it). A component
+without a licence's text is an error, because it may not be published, and so is a package of another
+version than the list's; with --trial they are only named.
 """
 
 import argparse
@@ -148,7 +151,8 @@ def inventory(arguments):
     inside = {}
     for path in sorted(dist.glob("images/*.oci.tar")):
         name = path.name.removesuffix(".oci.tar")
-        inside[path] = [*Image(arguments.lists, name).components(venv)]
+        inside[path] = [each for folder in arguments.lists if (folder / f"{name}.tar").exists()
+                        for each in Image(folder, name).components(venv)]
     library = [debian(name) for name in LIBRARY] + [zig(venv)]
     for path in sorted([*dist.glob("linux/*"), *dist.glob("debian/*")]):
         inside[path] = [] if "-dev_" in path.name else library
@@ -176,6 +180,20 @@ def write_licences(folder, components):
     (folder / "gpushm").mkdir(parents=True, exist_ok=True)
     (folder / "gpushm/LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
     return missing
+
+
+def drift(components, path, record):
+    """What the components have that the list of packages does not say, and the reverse."""
+    found = set()
+    for component in components:
+        kind, name, version = parse(component.url)
+        if kind == "deb":
+            found.add(f"{name} {version} {re.search('arch=([^&]+)', component.url)[1]}")
+    if record:
+        path.write_text("".join(f"{line}\n" for line in sorted(found)), encoding="utf-8")
+    recorded = set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
+    yield from (f"{path.name} does not have: {line}" for line in sorted(found - recorded))
+    yield from (f"not inside, but in {path.name}: {line}" for line in sorted(recorded - found))
 
 
 def package(identity, name, **more):
@@ -236,12 +254,13 @@ def breaches(dist):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("dist", type=pathlib.Path)
-    for name in ("--check", "--trial"):
+    for name in ("--check", "--trial", "--record"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--version")
     parser.add_argument("--go")
-    for name in ("--lists", "--venv", "--programs"):
+    for name in ("--venv", "--programs", "--packages"):
         parser.add_argument(name, type=pathlib.Path)
+    parser.add_argument("--lists", type=pathlib.Path, nargs="+")
     arguments = parser.parse_args()
     if arguments.check:
         found = [f"{SBOM} {what}" for what in breaches(arguments.dist)]
@@ -250,6 +269,8 @@ def main():
         components = {each.url: each for parts in inside.values() for each in parts}
         missing = write_licences(arguments.dist / "LICENSES", components.values())
         found = [f"found no licence of {url}" for url in missing]
+        if arguments.packages:
+            found += drift(components.values(), arguments.packages, arguments.record)
         text = json.dumps(document(arguments.dist, inside, arguments.version), indent=1) + "\n"
         (arguments.dist / SBOM).write_text(text, encoding="utf-8")
     for line in found:

@@ -5,11 +5,13 @@
 set -euo pipefail
 
 release_images=(plugin sidecar injector demo python)
+release_foreign=(plugin sidecar injector demo)  # Also for aarch64.
+release_suites=(bullseye bookworm trixie)  # glibc 2.31, 2.36 and 2.41.
 release_kubernetes=1.36.0  # Helm renders for a version; this one has all that the chart may use.
 
-# release [--dirty] [--reuse] | verify FOLDER | compare FOLDER FOLDER
+# release [--dirty] [--reuse] [--packages] | verify FOLDER | compare FOLDER FOLDER
 release() {
-  local arguments=("$@") option dirty='' reuse='' version stage dist=$root/dist
+  local arguments=("$@") option dirty='' reuse='' record='' version stage dist=$root/dist
   case ${1:-} in
     verify) release_verify "${@:2}"; return ;;
     compare) exec release/compare "${@:2}" ;;
@@ -18,20 +20,22 @@ release() {
     case $option in
       --dirty) dirty=1 ;;
       --reuse) dirty=1 reuse=1 ;;
-      *) die "unknown option $option: ./run release knows --dirty, --reuse, verify and compare" ;;
+      --packages) dirty=1 record=1 ;;
+      *) die "unknown option $option: ./run release knows --dirty, --reuse, --packages, verify and compare" ;;
     esac
   done
   [ "$(uname -m)" = x86_64 ] || die "a release is made on x86_64; this is $(uname -m)"
   [ -n "$dirty" ] || refuse_changes
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
   export SOURCE_DATE_EPOCH
-  version=$(sed -n 's/^project(gpushm VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+  version=$(sed -n 's/.*kVersion.*"\(.*\)".*/\1/p' platform/base/version.h)
 
   local programs
   programs=$(cluster_programs)
   if [ -z "$reuse" ]; then
     part "library for old systems" portable x86_64
     part "images" images
+    part "images for aarch64" release_foreign_images
     part "wheels" runtime/python/build
     part "node pack" pack --node
   fi
@@ -83,15 +87,19 @@ archive_folder() {
 # ---------------------------------------------------------------- the library and gpushmctl
 
 release_library() {  # STAGE
-  local prefix=$1/gpushm-$version component
-  for component in library cudaipc gpushmctl; do
-    cmake --install "$build/portable" --component $component --prefix "$prefix" >/dev/null
+  local machine component folder prefix
+  for machine in x86_64 aarch64; do
+    folder=$(portable_folder "$machine")
+    prefix=$1/$machine/gpushm-$version
+    for component in library cudaipc gpushmctl; do
+      cmake --install "$folder" --component $component --prefix "$prefix" >/dev/null
+    done
+    release/copyright "$build" >"$prefix/LICENSE"
+    archive_folder "$1/$machine" "gpushm-$version" \
+      "$1/dist/linux/gpushm-$version-linux-$machine-glibc$glibc_floor.tar.gz"
+    install -m 755 "$prefix/bin/gpushmctl" "$1/dist/linux/gpushmctl-$version-linux-$machine"
+    release/debian "$prefix" "$version" "$glibc_floor" "$machine" "$1/debian" "$1/dist/debian"
   done
-  release/copyright "$build" >"$prefix/LICENSE"
-  archive_folder "$1" "gpushm-$version" \
-    "$1/dist/linux/gpushm-$version-linux-x86_64-glibc$glibc_floor.tar.gz"
-  install -m 755 "$prefix/bin/gpushmctl" "$1/dist/linux/gpushmctl-$version-linux-x86_64"
-  release/debian "$prefix" "$version" "$glibc_floor" "$1/debian" "$1/dist/debian"
 }
 
 # ---------------------------------------------------------------- the chart
@@ -113,12 +121,21 @@ release_chart() {  # STAGE HELM
 
 # ---------------------------------------------------------------- images
 
+# Cross-compiled; the base of those with a distribution runs its scripts in an emulator.
+release_foreign_images() {
+  need qemu-user-static "${image_packages[@]}" || die "packages are missing"
+  MACHINE=aarch64 tests/aarch64/emulate tests/cluster/images "$build/images/aarch64" '' \
+    "${release_foreign[@]}"
+}
+
 # release_archives DIST: images.txt has a line for each: name, tag, digest.
 release_archives() {
-  local image digest
+  local image digest archives
   mkdir -p "$1/images"
   for image in "${release_images[@]}"; do
-    digest=$(python3 release/oci.py image "$build/images/$image.tar" "$1/images/$image.oci.tar")
+    archives=("$build/images/$image.tar")
+    [[ " ${release_foreign[*]} " != *" $image "* ]] || archives+=("$build/images/aarch64/$image.tar")
+    digest=$(python3 release/oci.py image "${archives[@]}" "$1/images/$image.oci.tar")
     printf 'gpushm/%s %s %s\n' "$image" "$version" "$digest" >>"$1/images.txt"
   done
   install -m 755 release/mirror-images "$1/"
@@ -127,19 +144,43 @@ release_archives() {
 # ---------------------------------------------------------------- what is inside
 
 release_contents() {  # DIST PROGRAMS
-  python3 release/contents.py "$1" --version "$version" --lists "$build/images" \
-    --venv "$build/venv" --programs "$2" --go "$(go_program)" ${dirty:+--trial}
+  python3 release/contents.py "$1" --version "$version" --lists "$build/images" "$build/images/aarch64" \
+    --venv "$build/venv" --programs "$2" --go "$(go_program)" --packages release/packages.txt \
+    ${record:+--record} ${dirty:+--trial}
 }
 
 # ---------------------------------------------------------------- trying it
 
 # release_verify FOLDER [--files]
 release_verify() {
-  local BASE='' HELM=''
-  if [ "$(id -u)" = 0 ] && [ "${2:-}" != --files ]; then
-    need debootstrap && BASE=$(tests/cluster/base g++)
-    HELM=$(command -v helm || echo "$(cluster_programs)/helm")
+  local BASES='' HELM='' suite
+  [ $# -gt 0 ] || die "usage: ./run release verify FOLDER [--files]"
+  if [ "$(id -u)" != 0 ] || [ "${2:-}" = --files ]; then
+    export BASES HELM KUBERNETES=$release_kubernetes
+    exec release/verify "$@"
   fi
-  export BASE HELM KUBERNETES=$release_kubernetes
-  exec release/verify "$@"
+  need debootstrap qemu-user-static || die "packages are missing"
+  for suite in "${release_suites[@]}"; do
+    BASES+=" $suite=$(SUITE=$suite tests/cluster/base g++)" ||
+      die "debootstrap cannot make an empty Debian \"$suite\""
+  done
+  HELM=$(command -v helm || echo "$(cluster_programs)/helm")
+  export BASES HELM KUBERNETES=$release_kubernetes
+  release/verify "$@"
+  part "in a cluster" release_in_cluster "$1"
+}
+
+# release_in_cluster FOLDER: chart and images of a release, from a registry, in a real Kubernetes. It is
+# installed, upgraded from the former release under running pods, and rolled back.
+release_in_cluster() {
+  local programs base former cases=$build/release-cases
+  need "${cluster_packages[@]}" || die "packages are missing"
+  programs=$(cluster_programs)
+  compile dev gpushm_driver_sim
+  base=$(tests/cluster/base)
+  tests/cluster/images "$cases" "$base" none
+  former=$(tests/cluster/former)
+  python3 tests/cluster/suite.py --state "$build/cluster" --programs "$programs" --images "$cases" \
+    --driver "$dev/driver-sim" --former "$former" --release "$1" \
+    --results "$build/results/release.xml" test_helm_test ExamplesTest test_versions
 }

@@ -51,8 +51,8 @@ def handler(served):
             self.send_header("Content-Length", str(len(data or b"")))
             if data and found:
                 self.send_header("Docker-Content-Digest", oci.digest_of(data))
-                self.send_header("Content-Type", oci.MANIFEST if found[2] == "manifests"
-                                 else "application/octet-stream")
+                self.send_header("Content-Type", json.loads(data)["mediaType"]
+                                 if found[2] == "manifests" else "application/octet-stream")
             self.end_headers()
             if data and self.command == "GET":
                 self.wfile.write(data)
@@ -64,11 +64,16 @@ def handler(served):
     return Handler
 
 
+def serve(dist, host, port=0):
+    """Starts to serve, and returns the address. It ends with this process."""
+    server = http.server.ThreadingHTTPServer((host, port), handler(repositories(pathlib.Path(dist))))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"{host}:{server.server_port}"
+
+
 def main():
     dist, *command = sys.argv[1:]
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler(repositories(pathlib.Path(dist))))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"127.0.0.1:{server.server_port}"
+    address = serve(dist, "127.0.0.1")
     return subprocess.run([word.replace("{}", address) for word in command], check=False).returncode
 
 

@@ -25,13 +25,15 @@ def no_history(what):
 class Chart:
     """A release of a cluster, with `values` in every installation. For one thread."""
 
+    RELEASED = None  # The chart's package with suite.py's --release.
+
     def __init__(self, cluster, release=RELEASE, **values):
         self._cluster = cluster
         self._release = release
         self._values = values
         self._api = cluster.api
         self._folder = tempfile.TemporaryDirectory()
-        self.package = self.pack(SOURCE)
+        self.package = self.RELEASED or self.pack(SOURCE)
 
     def pack(self, source):
         """The path of the package made from a chart's folder."""
@@ -57,16 +59,11 @@ class Chart:
         return done.stdout
 
     def values(self, **more):
-        """Values for this cluster, whose images are already loaded, so that nothing is pulled."""
+        """Values for this cluster."""
         values = {"driver.simulatedGpus": settings.GPUS,
                   "driver.simulatedMemory": f"{settings.GPU_GIB}Gi"}
-        values |= {f"{part}.image.pullPolicy": "Never"
-                   for part in ("plugin", "sidecar", "injector", "test")}
-        # Images are always the tree's, whichever chart is installed.
         for part in ("plugin", "sidecar", "injector", "test"):
-            name = settings.image("demo" if part == "test" else part)
-            repository, _, values[f"{part}.image.tag"] = name.rpartition(":")
-            values[f"{part}.image.repository"] = repository
+            values |= settings.chart_image(part)
         values |= self._values | more
         return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
 

@@ -20,7 +20,8 @@ def annotated(thing, annotations):
 
 def holder(name, *words):
     """A container with an application that holds a buffer: docker/demo.c."""
-    return {**container(name), "image": image("demo"), "command": ["gpushm-demo-app", *words]}
+    return {**container(name), "image": image("demo"), "imagePullPolicy": "IfNotPresent",
+            "command": ["gpushm-demo-app", *words]}
 
 
 def workload(kind, name, template, **spec):

@@ -200,6 +200,10 @@ class Cluster:
         (etc / "tokens.csv").write_text(f"{settings.ADMIN_TOKEN},admin,1,system:masters\n")
         (etc / "cni/10-pods.conflist").write_text(settings.network(self.node))
         (etc / "containerd.toml").write_text(settings.containerd(self.state, cdi=True))
+        # The only registry that exists here, if one does (suite.py's --release).
+        registry = etc / "registries" / settings.REGISTRY / "hosts.toml"
+        registry.parent.mkdir(parents=True)
+        registry.write_text(f'[host."http://{settings.REGISTRY}"]\n')
         (etc / "kubelet.yaml").write_text(settings.kubelet(self.node, self.logs))
         subprocess.run(["openssl", "genrsa", "-out", etc / "sa.key", "2048"], check=True,
                        capture_output=True)

@@ -1,12 +1,15 @@
 """The configuration of the cluster's programs."""
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 import re
 
 API_SERVER = "10.99.0.1:6443"
 BRIDGE = "node0"
+# So that the clusters of two clones can run side by side.
+CLONE = hashlib.sha256(str(pathlib.Path(__file__).resolve().parents[2]).encode()).hexdigest()[:8]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,20 +26,35 @@ class Node:
 
     @property
     def cgroup(self):
-        return f"gpushm-cluster-{self.number}"
+        return f"gpushm-cluster-{CLONE}-{self.number}"
 
 
 FIRST_NODE, SECOND_NODE = NODES = Node(0), Node(1)
 NODE_NAME = FIRST_NODE.name
 ADMIN_TOKEN = "admin"  # It opens a network that only the cluster uses.
 # Images carry the project's version, as deploy/ names them.
-IMAGE_TAG = re.search(r"^project\(gpushm VERSION ([\d.]+)",
-                      (pathlib.Path(__file__).parents[2] / "CMakeLists.txt").read_text(),
-                      re.MULTILINE)[1]
+IMAGE_TAG = re.search(r'kVersion\[\] = "(.+)"', (
+    pathlib.Path(__file__).parents[2] / "platform/base/version.h").read_text())[1]
+REGISTRY = "10.99.0.1:5000"
+released = {}  # Image -> digest, with suite.py's --release.
 
 
 def image(name):
+    if name in released:
+        return f"{REGISTRY}/gpushm/{name}@{released[name]}"
     return f"registry.invalid/gpushm/{name}:{IMAGE_TAG}"
+
+
+def chart_image(part):
+    """Values of the chart for the image of a part, whichever chart is installed. An image of this tree is
+    on the node already, so that nothing is pulled."""
+    name = "demo" if part == "test" else part
+    if name in released:
+        values = {"repository": f"{REGISTRY}/gpushm/{name}", "digest": released[name]}
+    else:
+        repository, _, tag = image(name).rpartition(":")
+        values = {"repository": repository, "tag": tag, "pullPolicy": "Never"}
+    return {f"{part}.image.{key}": value for key, value in values.items()}
 
 
 def kubeconfig():
@@ -102,6 +120,8 @@ state = "/run/containerd"
   address = "/run/containerd/containerd.sock"
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "{image("pause")}"
+[plugins."io.containerd.cri.v1.images".registry]
+  config_path = "{state}/etc/registries"
 [plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = true
   enable_cdi = {"true" if cdi else "false"}

@@ -3,8 +3,9 @@ updated, and the example of `./run cluster` is removed); otherwise the suite sta
 a line for each case and writes JUnit's XML.
 
 usage: suite.py --state .. --programs .. --images .. --driver .. [--results FILE] [--former FOLDER]
-                [PATTERN ...]
+                [--release FOLDER] [PATTERN ...]
 PATTERN: runs only cases whose name contains one of these
+--release: chart and images come from there, what `./run release` made, by a registry in the cluster
 """
 
 import argparse
@@ -23,17 +24,18 @@ import unittest
 import xml.etree.ElementTree as ElementTree
 
 from case import ClusterCase
-from chart import CLAIMS_RELEASE, RELEASE
+from chart import CLAIMS_RELEASE, RELEASE, ROOT, Chart
 from cluster import Cluster, SecondNode, add_options
 from plugin import NAMESPACE
 from processes import Failure
+import settings
 import start_bench
 import try_it
 
 # In a sensible order: what fails first explains what fails later.
 MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_claims",
            "test_with_claims", "test_chart", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods",
-           "test_monitoring", "test_two_nodes"]
+           "test_monitoring", "test_versions", "test_two_nodes"]
 CASE_TIMEOUT_S = 240
 # XML 1.0 has no place for them, and a container's log may.
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -135,6 +137,19 @@ def load(patterns):
                               if not patterns or any(p in case.id() for p in patterns))
 
 
+def use_release(folder):
+    """From now on, cases take the chart and the images of a release, which a registry serves. The calling
+    thread must be in the cluster's network."""
+    sys.path.insert(0, str(ROOT / "release"))
+    import registry  # pylint: disable=import-outside-toplevel
+    host, port = settings.REGISTRY.split(":")
+    registry.serve(folder, host, int(port))
+    for line in (folder / "images.txt").read_text().splitlines():
+        name, _, digest = line.split()
+        settings.released[name.rpartition("/")[2]] = digest
+    Chart.RELEASED, = (folder / "chart").glob("*.tgz")
+
+
 def make_room(cluster):
     """Removes what `./run cluster`, its benchmark and earlier runs left, because cases count units
     and deploy a plugin themselves."""
@@ -180,6 +195,7 @@ def main():
     add_options(parser)
     parser.add_argument("--results", type=pathlib.Path, default="cluster.xml")
     parser.add_argument("--former", help="folder with archives of an earlier commit's images")
+    parser.add_argument("--release", type=pathlib.Path)
     parser.add_argument("patterns", nargs="*")
     arguments = parser.parse_args()
     signal.signal(signal.SIGALRM, out_of_time)
@@ -187,6 +203,9 @@ def main():
     start = time.monotonic()
     arguments.results.unlink(missing_ok=True)
     with running_cluster(arguments) as cluster:
+        if arguments.release:
+            cluster.enter_network()
+            use_release(arguments.release.resolve())
         ClusterCase.cluster = cluster
         ClusterCase.former = arguments.former or None  # Empty: there are none.
         ClusterCase.programs = pathlib.Path(arguments.driver).resolve().parent / "tests"

@@ -11,12 +11,12 @@ import tempfile
 
 from api import Refused
 from case import container, is_ready, pod, shell, statuses
-from chart import IN_GIT, RELEASE, ROOT, no_history
+from chart import RELEASE, ROOT
 from chart_case import INJECTORS, SMALL, WEIGHTS, ChartCase, annotated, workload
 from plugin import NAMESPACE, UNITS_OF_GPU, documents
 from processes import wait_until
 from scrape import Page
-from settings import GPUS, NODE_NAME
+from settings import GPUS, NODE_NAME, image
 
 
 class InstallTest(ChartCase):
@@ -472,47 +472,6 @@ class ManifestTest(ChartCase):
 
 class UpgradeTest(ChartCase):
 
-    def earlier_chart(self):
-        """The first commit with the chart."""
-        def git(*words):
-            return subprocess.run(["git", "-C", str(ROOT), *words], check=True,
-                                  capture_output=True, text=True).stdout.split()
-
-        # The oldest commit of a shallow clone seems to add every file.
-        if not IN_GIT or git("rev-parse", "--is-shallow-repository") == ["true"]:
-            raise no_history("the chart's first commit")
-        first = git("log", "--format=%H", "--diff-filter=A", "--", "helm/gpushm/Chart.yaml")[-1]
-        if not git("diff", "--name-only", first, "--", "helm/gpushm"):
-            self.skipTest(f"the git history has no chart other than this tree's: {first}")
-        return first
-
-    def manifest(self):
-        return self.chart.helm("get", "manifest", RELEASE, "--namespace", NAMESPACE)
-
-    def test_an_earlier_chart_upgraded_and_back_leaves_pods_alone(self):
-        """Method: installs the chart as it was first committed, then this one, and then rolls back
-        to the first, which serves again. Images are this tree's; VersionsTest has earlier ones."""
-        earlier = self.chart.of_commit(self.earlier_chart())
-        self.chart.uninstall()
-        try:
-            self.chart.install(earlier)
-            manifest = self.manifest()
-            self.run_pod(annotated(pod("earlier", container("a")), SMALL))
-            before = {"earlier": self.container_ids("earlier")}
-            self.chart.install()
-            self.assertNotEqual(self.manifest(), manifest)
-            self.run_pod(annotated(pod("later", container("a")), SMALL))
-            before["later"] = self.container_ids("later")
-            self.chart.rollback()
-            self.assertEqual(self.manifest(), manifest)
-            self.wait_former_injectors_end()
-            self.run_pod(annotated(pod("back", container("a")), SMALL))
-        finally:
-            self.chart.install()
-        for name, ids in before.items():
-            self.assertEqual(self.container_ids(name), ids)
-            self.assertIn("weights", self.execute(name, "a", "gpushmctl", "ls", "--names"))
-
     def test_upgrade_and_rollback_leave_pods_alone(self):
         self.run_pod(annotated(pod("stays", container("a")), SMALL))
         before = self.container_ids("stays")
@@ -558,8 +517,11 @@ class UpgradeTest(ChartCase):
         self.wait_bound(0)
 
 
+NAMES = "registry.invalid/gpushm"  # As the examples have it.
+
+
 class ExamplesTest(ChartCase):
-    """deploy/examples unchanged, except for pulling images: each example runs in a restricted
+    """deploy/examples unchanged, except for the images of a release: each example runs in a restricted
     namespace and prints what its first lines promise."""
 
     PRINTS = {
@@ -595,7 +557,9 @@ class ExamplesTest(ChartCase):
             if self.only and name not in self.only:
                 continue
             with self.subTest(name):
-                self.cluster.kubectl("apply", "-n", self.namespace, "-f", str(files[name]))
+                self.cluster.kubectl("apply", "-n", self.namespace, "-f", "-", input=re.sub(
+                    rf"{re.escape(NAMES)}/(\w+):[\d.]+", lambda found: image(found[1]),
+                    files[name].read_text()))
                 for selector, container_name, text in prints:
                     self.wait_printed(selector, container_name, text)
                 self.cluster.kubectl("delete", "-n", self.namespace, "-f", str(files[name]),

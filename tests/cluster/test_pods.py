@@ -1,9 +1,8 @@
-"""Pods of unusual shapes, and what happens when versions of gpushm meet."""
+"""Pods of unusual shapes."""
 
 import json
 
-from case import container, pod, shell, statuses
-from chart import no_history
+from case import container, pod, shell
 from chart_case import SMALL, ChartCase, annotated, holder, workload
 
 
@@ -75,101 +74,3 @@ class SignalTest(ChartCase):
         self.execute("turns", "a", "touch", "/tmp/go")
         self.wait_log("turns", "b", 'begins "all of it"')
         self.assertEqual(self.log("turns", "b").count("begins"), 1)
-
-
-FORMER = "825fd01"  # As `former` has it.
-
-
-class VersionsTest(ChartCase):
-    """Plugin and sidecar of an earlier commit (suite.py's --former) together with those of this
-    tree; an old plugin with the chart of its time, whose configuration it knows. The plugin brings
-    the library and gpushmctl into containers; the sidecar is the broker."""
-
-    OLD_PLUGIN = {"plugin.image.repository": "docker.io/gpushm/plugin",
-                  "plugin.image.tag": "former"}
-    OLD_SIDECAR = {"sidecar.image.repository": "docker.io/gpushm/sidecar",
-                   "sidecar.image.tag": "former"}
-
-    @classmethod
-    def setUpClass(cls):
-        if cls.former is None:
-            raise no_history(f"commit {FORMER}")
-        super().setUpClass()
-        cls.cluster.load(cls.former)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.chart.install()
-
-    def sidecar_image(self, name):
-        return self.get_pod(name)["spec"]["initContainers"][0]["image"]
-
-    def pair(self, name):
-        return annotated(pod(name, container("a"), container("b")), SMALL)
-
-    def test_pods_from_before_an_upgrade_go_on(self):
-        """Goal: old brokers serve old and new libraries, and get their buffers back from a new
-        plugin. Method: a restarted container gets the new library; the broker is killed."""
-        self.chart.install(self.chart.of_commit(FORMER), **self.OLD_PLUGIN, **self.OLD_SIDECAR)
-        self.run_pod(self.pair("stays"))
-        self.share("stays", "before")
-        self.chart.install()
-        self.assertEqual(self.read("stays", "b", 6), "before")
-        self.restart("stays", "b")
-        self.assertEqual(self.read("stays", "b", 6), "before")
-        self.restart("stays", "gpushm")
-        self.assertEqual(self.read("stays", "b", 6), "before")
-        self.share("stays", "after", writer="b", reader="a")
-        self.assertTrue(self.sidecar_image("stays").endswith(":former"))
-
-    def test_a_rollback_brings_the_former_version_back(self):
-        """Goal: the rollback of docs/guides/install.md. Pods of both versions continue with the
-        former plugin, and a new pod has the former sidecar."""
-        self.chart.install(self.chart.of_commit(FORMER), **self.OLD_PLUGIN, **self.OLD_SIDECAR)
-        self.wait_former_injectors_end()
-        self.run_pod(self.pair("first"))
-        self.chart.install()
-        self.wait_former_injectors_end()
-        self.run_pod(self.pair("second"))
-        self.assertFalse(self.sidecar_image("second").endswith(":former"))
-        before = {name: self.container_ids(name) for name in ("first", "second")}
-        for name in before:
-            self.share(name, name)
-        self.chart.rollback()
-        self.wait_former_injectors_end()
-        self.run_pod(self.pair("third"))
-        self.assertTrue(self.sidecar_image("third").endswith(":former"))
-        self.share("third")
-        for name, ids in before.items():
-            self.assertEqual(self.read(name, "b", len(name)), name)
-            self.assertEqual(self.container_ids(name), ids)
-
-    def test_an_old_broker_with_a_new_library(self):
-        self.chart.install(**self.OLD_SIDECAR)
-        self.run_pod(self.pair("old"))
-        self.assertTrue(self.sidecar_image("old").endswith(":former"))
-        self.share("old")
-
-    def test_a_new_broker_with_an_old_plugin_and_library(self):
-        """As on nodes whose plugin an upgrade has not replaced yet."""
-        self.chart.install(self.chart.of_commit(FORMER), **self.OLD_PLUGIN)
-        self.run_pod(self.pair("new"))
-        self.share("new")
-        self.restart("new", "gpushm")
-        self.assertEqual(self.read("new", "b"), "hello")
-
-    def test_a_copy_of_a_pod_gets_the_sidecar_of_its_time(self):
-        """Method: the output of `kubectl get -o yaml` for a pod is created again, after an upgrade,
-        under another name."""
-        self.chart.install(**self.OLD_SIDECAR)
-        made = self.run_pod(self.pair("first"))
-        self.chart.install()
-        self.wait_former_injectors_end()
-        copy = {**made, "metadata": {"name": "second",
-                                     "annotations": made["metadata"]["annotations"]}}
-        del copy["status"]
-        made = self.run_pod({"apiVersion": "v1", "kind": "Pod", **copy})
-        self.assertEqual(statuses(made).keys(), {"gpushm", "a", "b"})
-        self.assertFalse(self.sidecar_image("second").endswith(":former"))
-        self.share("second")
-        self.share("first")

@@ -44,10 +44,10 @@ def tar_of(files):
     return stream.getvalue()
 
 
-def saved_image(name, content):
+def saved_image(name, content, architecture="amd64"):
     """What `docker save` writes for an image with one file."""
     layer = tar_of({"file": content})
-    config = {"architecture": "amd64", "os": "linux", "container": "left out", "config": {"User": "0:0"},
+    config = {"architecture": architecture, "os": "linux", "container": "left out", "config": {"User": "0:0"},
               "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]}}
     manifest = [{"Config": "config.json", "RepoTags": [f"registry.invalid/gpushm/{name}:1.2.3"],
                  "Layers": ["layer.tar"]}]
@@ -71,7 +71,11 @@ class MadeUpRelease(unittest.TestCase):
         for image in ("plugin", "sidecar"):
             saved = self.folder / "saved.tar"
             saved.write_bytes(saved_image(image, image.encode()))
-            digest = oci.from_image(saved, dist / f"images/{image}.oci.tar")
+            saved_arm = self.folder / "saved-arm.tar"
+            saved_arm.write_bytes(saved_image(image, b"for arm64", "arm64"))
+            # One image for two machines, and one for one.
+            sources = [saved, saved_arm] if image == "plugin" else [saved]
+            digest = oci.from_images(sources, dist / f"images/{image}.oci.tar")
             lines.append(f"gpushm/{image} 1.2.3 {digest}\n")
         (dist / "images.txt").write_text("".join(lines))
         chart, metadata = dist / "chart/gpushm-1.2.3.tgz", self.folder / "chart.json"
@@ -197,7 +201,7 @@ class MirrorTest(MadeUpRelease):
         status, text = self.mirror("skopeo", self.digest_from_list())
         self.assertEqual(status, 0, text)
         self.assertIn("--set global.imageRegistry=registry.example/team\n", text)
-        self.assertIn(f"skopeo copy --preserve-digests oci-archive:{self.dist}/images/plugin.oci.tar "
+        self.assertIn(f"skopeo copy --all --preserve-digests oci-archive:{self.dist}/images/plugin.oci.tar "
                       "docker://registry.example/team/gpushm/plugin:1.2.3\n", self.calls())
 
     def test_copies_with_crane(self):
@@ -221,8 +225,17 @@ class RegistryTest(MadeUpRelease):
         read = "import sys, urllib.request as u; print(u.urlopen('http://' + sys.argv[1]).read().decode())"
         return run(sys.executable, RELEASE / "registry.py", self.dist, sys.executable, "-c", read, "{}" + path)
 
+    def test_serves_an_image_of_two_machines(self):
+        text = self.get("/v2/gpushm/plugin/manifests/1.2.3")[1]
+        images = json.loads(text)["manifests"]
+        self.assertEqual([each["platform"]["architecture"] for each in images], ["amd64", "arm64"])
+        for each in images:
+            status, text = self.get(f"/v2/gpushm/plugin/manifests/{each['digest']}")
+            self.assertEqual(status, 0, text)
+            self.assertEqual(len(json.loads(text)["layers"]), 1)
+
     def test_serves_images_and_chart(self):
-        for name in ("gpushm/plugin", "gpushm"):
+        for name in ("gpushm/sidecar", "gpushm"):
             status, text = self.get(f"/v2/{name}/manifests/1.2.3")
             self.assertEqual(status, 0, text)
             layer = json.loads(text)["layers"][0]["digest"]
@@ -232,6 +245,45 @@ class RegistryTest(MadeUpRelease):
         status, text = self.get("/v2/gpushm/other/manifests/1.2.3")
         self.assertEqual(status, 1)
         self.assertIn("404", text)
+
+
+class UnpackTest(MadeUpRelease):
+    def unpack(self, image, architecture):
+        folder = self.folder / architecture
+        folder.mkdir()
+        status, text = run(sys.executable, RELEASE / "oci.py", "unpack",
+                           self.dist / f"images/{image}.oci.tar", architecture, folder)
+        return (folder / "file").read_text() if status == 0 else text
+
+    def test_gives_the_files_of_one_machine(self):
+        self.assertEqual(self.unpack("plugin", "arm64"), "for arm64")
+        self.assertEqual(self.unpack("plugin", "amd64"), "plugin")
+
+    def test_says_that_there_is_no_image_for_the_machine(self):
+        self.assertIn("it has no image for arm64", self.unpack("sidecar", "arm64"))
+
+
+class PackagesTest(unittest.TestCase):
+    """The list of the distribution's packages that may be inside a release."""
+
+    PARTS = [contents.Component("pkg:deb/debian/libc6@2.36-9?arch=amd64&distro=debian-12", {}),
+             contents.Component("pkg:pypi/numpy@2.0", {})]
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name, "packages.txt")
+
+    def test_names_each_difference(self):
+        self.path.write_text("libc6 2.36-8 amd64\n")
+        self.assertEqual([*contents.drift(self.PARTS, self.path, False)],
+                         ["packages.txt does not have: libc6 2.36-9 amd64",
+                          "not inside, but in packages.txt: libc6 2.36-8 amd64"])
+
+    def test_has_none_once_it_is_recorded(self):
+        self.assertEqual([*contents.drift(self.PARTS, self.path, True)], [])
+        self.assertEqual([*contents.drift(self.PARTS, self.path, False)], [])
+        self.assertEqual(self.path.read_text(), "libc6 2.36-9 amd64\n")
 
 
 class NotesTest(unittest.TestCase):
@@ -245,6 +297,19 @@ class NotesTest(unittest.TestCase):
     def test_says_that_there_is_none_yet(self):
         self.assertIn("This is not a release: CHANGELOG.md has no section for 2.0.0.\n\nfiles\n\n- new\n",
                       notes.notes(self.CHANGELOG, "files\n", "2.0.0"))
+
+
+class VersionTest(unittest.TestCase):
+    def version(self, *words):
+        return run(sys.executable, RELEASE / "version.py", *words)
+
+    def test_all_files_name_the_same(self):
+        self.assertEqual(self.version("check"), (0, ""))
+
+    def test_refuses_what_is_no_version(self):
+        status, text = self.version("set", "1.0-rc1")
+        self.assertEqual(status, 1)
+        self.assertIn("'1.0-rc1' is not a version: write 1.2.3 or 1.2.3-rc.1", text)
 
 
 class MakeTest(unittest.TestCase):

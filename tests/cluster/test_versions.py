@@ -1,0 +1,190 @@
+"""What happens when this version meets the former release (0.1, suite.py's --former): library, broker,
+plugin, injector and chart. The plugin brings the library and gpushmctl into containers, and the injector
+names the sidecar, which is the broker.
+
+In the names of pods and in comments, "old" is the former release and "new" this tree."""
+
+import pathlib
+
+from case import container, is_ready, pod, statuses
+from chart import no_history
+from chart_case import SMALL, ChartCase, annotated, holder
+from plugin import NAMESPACE
+
+FORMER = pathlib.Path(__file__).with_name("former.commit").read_text().strip()
+PARTS = ("plugin", "sidecar", "injector", "test")
+
+
+def old(*parts):
+    """Values with which a chart takes the former release's images of these parts."""
+    values = {}
+    for part in parts:
+        name = "demo" if part == "test" else part
+        values |= {f"{part}.image.repository": f"registry.invalid/gpushm/{name}",
+                   f"{part}.image.tag": "former", f"{part}.image.digest": ""}
+    return values
+
+
+class VersionsTest(ChartCase):
+
+    @classmethod
+    def setUpClass(cls):
+        if cls.former is None:
+            raise no_history(f"commit {FORMER}")
+        super().setUpClass()
+        cls.cluster.load(cls.former)
+        cls.old_chart = cls.chart.of_commit(FORMER)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.chart.install()
+
+    # ------------------------------------------------------------ states of an installation
+
+    def install_old(self):
+        """All of the former release, as nothing of this one has been there before."""
+        self.chart.uninstall()
+        self.chart.install(self.old_chart, **old(*PARTS))
+
+    def upgrade(self, **values):
+        self.chart.install(**values)
+        self.wait_former_injectors_end()
+
+    def images_of(self, part):
+        """The images of a part's pods that serve."""
+        return {p["spec"]["containers"][0]["image"].rpartition(":")[2] == "former"
+                for p in self.api.list("Pod", NAMESPACE)
+                if p["metadata"]["name"].startswith(f"gpushm-{part}")
+                and "deletionTimestamp" not in p["metadata"] and is_ready(p)}
+
+    def expect(self, plugin, injector):
+        """Which of them are the former release's: "old" or "new"."""
+        self.assertEqual(self.images_of("plugin"), {plugin == "old"})
+        self.assertEqual(self.images_of("injector"), {injector == "old"})
+
+    # ------------------------------------------------------------ pods
+
+    def pair(self, name):
+        return annotated(pod(name, container("a"), container("b")), SMALL)
+
+    def make(self, name, broker):
+        """A new pod, whose broker must be "old" or "new", shares memory."""
+        self.run_pod(self.pair(name))
+        image = self.get_pod(name)["spec"]["initContainers"][0]["image"]
+        self.assertEqual(image.endswith(":former"), broker == "old", image)
+        self.share(name, name)
+
+    def goes_on(self, name):
+        """Goal: the pod has its bytes, with the library and the broker that it had, then with the
+        library of today's plugin, then with a broker that was killed and gets its buffers back from
+        today's plugin."""
+        size = len(name)
+        self.assertEqual(self.read(name, "b", size), name)
+        self.restart(name, "b")
+        self.assertEqual(self.read(name, "b", size), name)
+        self.restart(name, "gpushm")
+        self.assertEqual(self.read(name, "b", size), name)
+        self.share(name, name, writer="b", reader="a")
+
+    # ------------------------------------------------------------ upgrades
+
+    def test_an_upgrade_and_its_rollback(self):
+        """Goal: pods go on through both without a restart. Old broker with new plugin and library, new
+        broker with old plugin and library."""
+        self.install_old()
+        self.expect(plugin="old", injector="old")
+        self.make("first", broker="old")
+        before = {"first": self.container_ids("first")}
+        self.upgrade()
+        self.expect(plugin="new", injector="new")
+        self.make("second", broker="new")
+        before["second"] = self.container_ids("second")
+        self.assertEqual(self.container_ids("first"), before["first"])
+        self.chart.rollback()
+        self.wait_former_injectors_end()
+        self.expect(plugin="old", injector="old")
+        for name, ids in before.items():
+            self.assertEqual(self.container_ids(name), ids)
+        self.make("third", broker="old")
+        for name in (*before, "third"):
+            self.goes_on(name)
+        self.upgrade()
+        for name in (*before, "third"):
+            self.goes_on(name)
+
+    def test_the_plugin_first(self):
+        """As on a node whose plugin is replaced before the injector is: old injector and broker, new
+        plugin and library."""
+        self.install_old()
+        self.make("before", broker="old")
+        self.cluster.kubectl("rollout", "pause", "deployment/gpushm-injector", "-n", NAMESPACE)
+        self.chart.install()
+        self.expect(plugin="new", injector="old")
+        self.make("between", broker="old")
+        self.goes_on("before")
+        self.goes_on("between")
+        self.cluster.kubectl("rollout", "resume", "deployment/gpushm-injector", "-n", NAMESPACE)
+        self.wait_former_injectors_end()
+        self.expect(plugin="new", injector="new")
+        self.make("after", broker="new")
+        for name in ("before", "between", "after"):
+            self.goes_on(name)
+
+    def test_the_injector_first(self):
+        """As on a node whose plugin is replaced last: new injector and broker, old plugin and
+        library."""
+        self.install_old()
+        self.make("before", broker="old")
+        self.upgrade(**{"plugin.updateStrategy.type": "OnDelete"})
+        self.expect(plugin="old", injector="new")
+        self.make("between", broker="new")
+        self.goes_on("before")
+        self.goes_on("between")
+        self.delete_pods(*(p["metadata"]["name"] for p in self.api.list("Pod", NAMESPACE)
+                           if p["metadata"]["name"].startswith("gpushm-plugin")), namespace=NAMESPACE)
+        self.upgrade()
+        self.expect(plugin="new", injector="new")
+        self.make("after", broker="new")
+        for name in ("before", "between", "after"):
+            self.goes_on(name)
+
+    # ------------------------------------------------------------ one part of another version
+
+    def test_one_old_image_under_this_chart(self):
+        for part in ("sidecar", "plugin", "injector"):
+            with self.subTest(part):
+                self.upgrade(**old(part))
+                self.make(f"old-{part}", broker="old" if part == "sidecar" else "new")
+                self.goes_on(f"old-{part}")
+
+    def test_new_images_under_the_old_chart(self):
+        self.chart.uninstall()
+        for parts in (("sidecar",), ("plugin",), ("injector",), PARTS):
+            with self.subTest(parts):
+                self.chart.install(self.old_chart, **old(*(set(PARTS) - set(parts))))
+                self.wait_former_injectors_end()
+                name = "new-" + "-".join(parts)
+                self.make(name, broker="new" if "sidecar" in parts else "old")
+                self.goes_on(name)
+
+    def test_a_program_of_the_old_release(self):
+        """Goal: a program that was compiled with the old release's headers runs with the new library."""
+        self.upgrade()
+        program = {**holder("a", "--write", "compiled long ago", "weights"),
+                   "image": old("test")["test.image.repository"] + ":former"}
+        self.run_pod(annotated(pod("program", program, container("b")), SMALL))
+        self.wait_log("program", "a", 'begins "compiled long ago"')
+
+    def test_a_copy_of_a_pod_gets_the_sidecar_of_its_time(self):
+        """Method: the output of `kubectl get -o yaml` for a pod is created again, after an upgrade,
+        under another name."""
+        self.install_old()
+        made = self.run_pod(self.pair("first"))
+        self.upgrade()
+        copy = {**made, "metadata": {"name": "second",
+                                     "annotations": made["metadata"]["annotations"]}}
+        del copy["status"]
+        made = self.run_pod({"apiVersion": "v1", "kind": "Pod", **copy})
+        self.assertEqual(statuses(made).keys(), {"gpushm", "a", "b"})
+        self.share("second")
+        self.share("first")
