@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -217,6 +218,64 @@ class MirrorTest(MadeUpRelease):
     def test_says_what_to_install(self):
         self.assertEqual(self.mirror(None, ""),
                          (1, "mirror-images: found neither skopeo nor crane: install one of them\n"))
+
+
+class PublishTest(MadeUpRelease):
+    CHART = "sha256:" + "c" * 64
+
+    def publish(self, *arguments, helm=f"Digest: {CHART}", lacks=""):
+        """Runs it with stand-ins for the tools that talk to a registry, which note how they are called."""
+        tools = self.folder / "tools"
+        tools.mkdir()
+        shutil.copy(RELEASE / "mirror-images", self.dist)
+        for name in ("bash", "cat", "dirname", "grep", "sed", "tee"):
+            (tools / name).symlink_to(shutil.which(name))
+        for name, says in [("skopeo", MirrorTest.digest_from_list(self)), ("helm", f"echo '{helm}' >&2"), ("cosign", "")]:
+            if name != lacks:
+                (tools / name).write_text(f"#!/bin/bash\necho \"{name} $*\" >>{self.folder}/calls\n{says}\n")
+                (tools / name).chmod(0o755)
+        done = subprocess.run([tools / "bash", RELEASE / "publish", *arguments], env={"PATH": str(tools)}, text=True,
+                              capture_output=True, timeout=TIMEOUT_S, check=False)
+        calls = self.folder / "calls"
+        return done.returncode, done.stdout, done.stderr, calls.read_text() if calls.exists() else ""
+
+    def digests(self):
+        return dict(line.split()[::2] for line in (self.dist / "images.txt").read_text().splitlines())
+
+    def test_prints_what_an_attestation_needs(self):
+        status, text, errors, calls = self.publish(self.dist, "registry.example:5000/team/")
+        self.assertEqual(status, 0, errors)
+        wanted = [f"{digest[7:]}  registry.example:5000/team/{name}" for name, digest in self.digests().items()]
+        self.assertEqual(text.splitlines(),
+                         [*wanted, "c" * 64 + "  registry.example:5000/team/charts/gpushm"])
+        self.assertIn(f"helm push {self.dist}/chart/gpushm-1.2.3.tgz oci://registry.example:5000/team/charts\n", calls)
+        self.assertNotIn("cosign", calls)
+
+    def test_signs_by_digest(self):
+        status, _, errors, calls = self.publish(self.dist, "registry.example/team", "--sign")
+        self.assertEqual(status, 0, errors)
+        for name, digest in [*self.digests().items(), ("charts/gpushm", self.CHART)]:
+            self.assertIn(f"cosign sign --yes registry.example/team/{name}@{digest}\n", calls)
+
+    def test_signs_nothing_that_has_no_digest(self):
+        status, text, errors, calls = self.publish(self.dist, "registry.example", "--sign", helm="Pushed")
+        self.assertEqual(status, 1, errors)
+        self.assertIn('publish: registry.example/charts/gpushm: no digest in the answer of the registry: ""\n', errors)
+        self.assertNotIn("charts", text + calls.replace("oci://registry.example/charts", ""))
+
+    def test_says_what_is_missing_before_it_pushes(self):
+        for arguments, lacks, words in [
+                ([], "", "usage: ./run release publish FOLDER REGISTRY [--sign], for example dist ghcr.io/team"),
+                ([self.dist, "registry.example", "--force"], "", "usage: "),
+                ([self.folder, "registry.example"], "", f"{self.folder} has no images.txt: name the folder"),
+                ([self.dist, "registry.example"], "helm", "helm is missing"),
+                ([self.dist, "registry.example", "--sign"], "cosign", "cosign is missing: install it, or leave out")]:
+            with self.subTest(words=words):
+                shutil.rmtree(self.folder / "tools", ignore_errors=True)
+                (self.dist / "mirror-images").unlink(missing_ok=True)
+                status, text, errors, calls = self.publish(*arguments, lacks=lacks)
+                self.assertEqual((status, text, calls), (1, "", ""))
+                self.assertIn(words, errors)
 
 
 class RegistryTest(MadeUpRelease):
