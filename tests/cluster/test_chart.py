@@ -551,7 +551,8 @@ class ExamplesTest(ChartCase):
     only = None  # Names of the examples to run; None: all.
 
     def test_each_runs_and_prints_what_it_says(self):
-        files = {path.stem: path for path in (ROOT / "deploy/examples").glob("*.yaml")}
+        files = {path.stem: path for path in (ROOT / "deploy/examples").glob("*.yaml")
+                 if path.stem != "kustomization"}
         self.assertEqual(set(files), set(self.PRINTS))
         for name, prints in self.PRINTS.items():
             if self.only and name not in self.only:
@@ -564,6 +565,24 @@ class ExamplesTest(ChartCase):
                     self.wait_printed(selector, container_name, text)
                 self.cluster.kubectl("delete", "-n", self.namespace, "-f", str(files[name]),
                                      "--wait", "--timeout", "60s", timeout=70)
+
+    def test_the_helm_example_runs_and_takes_values(self):
+        repository, _, tag = image("demo").rpartition(":")
+        install = ["upgrade", "--install", "weights", str(ROOT / "deploy/examples/helm"), "--wait", "--timeout", "90s",
+                   "--namespace", self.namespace, "--set", f"image.repository={repository},image.tag={tag}"]
+        self.chart.helm(*install)
+        for server in ("server-a", "server-b"):
+            self.wait_printed("", server, 'begins "weights of release 7"')
+        self.chart.helm(*install, "--set", "servers.server-c.private=512Mi,servers.server-c.args={weights}")
+        self.wait_printed("", "server-c", 'begins "weights of release 7"')
+        self.chart.helm("uninstall", "weights", "--namespace", self.namespace, "--wait", "--timeout", "60s")
+
+    def test_the_webhooks_admit_the_overlay(self):
+        namespace = "gpushm-examples"
+        self.api.ensure_namespace(namespace, {"pod-security.kubernetes.io/enforce": "restricted"})
+        self.addCleanup(self.api.delete, "Namespace", namespace)
+        said = self.cluster.kubectl("apply", "--kustomize", str(ROOT / "deploy/examples-overlay"), "--dry-run=server")
+        self.assertEqual(said.count("created (server dry run)"), len(self.PRINTS), said)
 
     def wait_printed(self, selector, container_name, text):
         def printed():

@@ -79,7 +79,8 @@ std::vector<Example> DocumentedExamples() {
 
 std::vector<Example> Manifests() {
   std::vector<Example> manifests;
-  for (const char* const folder : {"deploy/examples", "deploy/examples/dra"}) {
+  for (const char* const folder :
+       {"deploy/examples", "deploy/examples/dra", "deploy/examples-overlay"}) {
     for (const std::string& name : FilesOf(folder, ".yaml")) {
       manifests.push_back({name, Read(Source() / name)});
     }

@@ -6,4 +6,5 @@ import (
 	_ "github.com/helm-unittest/helm-unittest/cmd/helm-unittest"
 	_ "github.com/norwoodj/helm-docs/cmd/helm-docs"
 	_ "github.com/yannh/kubeconform/cmd/kubeconform"
+	_ "sigs.k8s.io/kustomize/kustomize/v5"
 )

@@ -1,0 +1,19 @@
+{{/* The annotations of the pod. gpushm's webhook reads them, and denies a pod with a mistake in one. */}}
+{{- define "shared-weights.annotations" -}}
+{{- range $name, $buffer := .Values.buffers }}
+buffers.gpushm.io/{{ $name }}: {{ toJson $buffer | quote }}
+{{- end }}
+{{- range $name, $server := .Values.servers }}
+private.gpushm.io/{{ $name }}: {{ $server.private | quote }}
+{{- end }}
+{{- if gt (int .Values.gpus) 1 }}
+gpushm.io/gpus: {{ .Values.gpus | quote }}
+{{- end }}
+{{- if .Values.mps }}
+gpushm.io/mps: "true"
+{{- end }}
+{{- end }}
+
+{{- define "shared-weights.image" -}}
+{{ required "image.repository is empty: set it to the image in your registry, such as registry.example/team/gpushm/demo" .Values.image.repository }}:{{ .Values.image.tag }}
+{{- end }}
