@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import events_check
+import measured_check
 import workflows_check
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -164,6 +165,7 @@ def main():
     names = tree_files()
     breaches = [breach for name in names for breach in check_file(name)]
     breaches += events_check.check()
+    breaches += measured_check.check()
     breaches += workflows_check.check()
     print("\n".join(breaches + [f"repo_check: {len(names)} files, {len(breaches)} breaches"]))
     return 1 if breaches else 0
