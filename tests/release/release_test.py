@@ -227,7 +227,7 @@ class PublishTest(MadeUpRelease):
         """Runs it with stand-ins for the tools that talk to a registry, which note how they are called."""
         tools = self.folder / "tools"
         tools.mkdir()
-        shutil.copy(RELEASE / "mirror-images", self.dist)
+        shutil.copyfile(RELEASE / "mirror-images", self.dist / "mirror-images")
         for name in ("bash", "cat", "dirname", "grep", "sed", "tee"):
             (tools / name).symlink_to(shutil.which(name))
         for name, says in [("skopeo", MirrorTest.digest_from_list(self)), ("helm", f"echo '{helm}' >&2"), ("cosign", "")]:
