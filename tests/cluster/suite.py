@@ -35,7 +35,7 @@ import try_it
 # In a sensible order: what fails first explains what fails later.
 MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_claims",
            "test_with_claims", "test_chart", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods",
-           "test_monitoring", "test_versions", "test_two_nodes"]
+           "test_monitoring", "test_support", "test_versions", "test_two_nodes"]
 CASE_TIMEOUT_S = 240
 # XML 1.0 has no place for them, and a container's log may.
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
