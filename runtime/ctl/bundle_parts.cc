@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <ranges>
 #include <system_error>
 #include <utility>
@@ -125,8 +126,13 @@ bool IsKeyCharacter(char c) {
          c == '_' || c == '.';
 }
 
+struct LinePart {
+  std::string_view text;
+  bool before_secret = false;  // It ends behind the key of a secret.
+};
+
 // One line without its comment, and without what follows a key of a secret.
-std::string_view PublicPart(std::string_view line) {
+LinePart PublicPart(std::string_view line) {
   char quote = 0;
   for (size_t at = 0; at < line.size(); ++at) {
     const char c = line[at];
@@ -135,16 +141,16 @@ std::string_view PublicPart(std::string_view line) {
     } else if (c == '"' || c == '\'') {
       quote = c;
     } else if (c == '#' && (at == 0 || line[at - 1] == ' ' || line[at - 1] == '\t')) {
-      return line.substr(0, at);
+      return {line.substr(0, at)};
     }
     if (c != ':') continue;
     size_t begin = at;
     while (begin > 0 && (line[begin - 1] == '"' || line[begin - 1] == '\'')) --begin;
     const size_t end = begin;
     while (begin > 0 && IsKeyCharacter(line[begin - 1])) --begin;
-    if (NamesSecret(line.substr(begin, end - begin))) return line.substr(0, at + 1);
+    if (NamesSecret(line.substr(begin, end - begin))) return {line.substr(0, at + 1), true};
   }
-  return line;
+  return {line};
 }
 
 Json PublicEnvironment(const Json& variables) {
@@ -332,12 +338,17 @@ Bundle::Part HoldersJson(const std::vector<gpushm_holder>& holders) {
 
 std::string ConfigurationText(std::string_view yaml) {
   std::string text;
+  std::optional<size_t> below;  // The indentation of a secret's key, while its value goes on.
   while (!yaml.empty()) {
     const std::string_view line = Take(&yaml, '\n');
-    const std::string_view kept = PublicPart(line);
-    text += kept;
-    if (kept.ends_with(':') && kept.size() < line.size()) text += " (removed)";
-    text += '\n';
+    const size_t indent = line.find_first_not_of(' ');
+    if (below && (indent == line.npos || indent > *below ||
+                  (indent == *below && line.substr(indent).starts_with("- ")))) {
+      continue;
+    }
+    const auto [kept, secret] = PublicPart(line);
+    below = secret ? std::optional(indent) : std::nullopt;
+    text += Concat(kept, secret ? " (removed)\n" : "\n");
   }
   return text;
 }

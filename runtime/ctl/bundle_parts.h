@@ -24,8 +24,8 @@ std::string MountsJson(std::string_view mountinfo);
 // All holders, in the broker's order.
 Bundle::Part HoldersJson(const std::vector<gpushm_holder>& holders);
 
-// A configuration file without its comments, and without the rest of a line after a key whose name
-// is that of a secret.
+// A configuration file without its comments, and without the values of keys that are named like
+// secrets.
 std::string ConfigurationText(std::string_view yaml);
 
 // The lines of a page of metrics that are gpushm's own.

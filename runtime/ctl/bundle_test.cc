@@ -153,6 +153,11 @@ TEST(BundleParts, ConfigurationHasNeitherCommentsNorSecrets) {
                               "api-token: s3cret\n"
                               "dra: {credentials-folder: /var/run, \"Client_Secret\": s3cret}\n"
                               "password:\n"
+                              "  - s3cret\n"
+                              "\n"
+                              "- s3cret\n"
+                              "  s3cret\n"
+                              "unit: 1Gi\n"
                               "not-gpus: [nvidia.com/hostdev#1]"),
             "\n"
             "attach-tokens: 64  \n"
@@ -160,7 +165,8 @@ TEST(BundleParts, ConfigurationHasNeitherCommentsNorSecrets) {
             "log: {level: info, format: \"json # x\"}\n"
             "api-token: (removed)\n"
             "dra: {credentials-folder: /var/run, \"Client_Secret\": (removed)\n"
-            "password:\n"
+            "password: (removed)\n"
+            "unit: 1Gi\n"
             "not-gpus: [nvidia.com/hostdev#1]\n");
 }
 
