@@ -21,8 +21,13 @@ _PATHS = {
     "ResourceClaim": "apis/resource.k8s.io/v1/resourceclaims",
     "ResourceClaimTemplate": "apis/resource.k8s.io/v1/resourceclaimtemplates",
     "Job": "apis/batch/v1/jobs", "RuntimeClass": "apis/node.k8s.io/v1/runtimeclasses",
+    "EndpointSlice": "apis/discovery.k8s.io/v1/endpointslices",
+    "MutatingWebhookConfiguration":
+        "apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+    "Certificate": "apis/cert-manager.io/v1/certificates",
 }
-_GLOBAL = {"Node", "Namespace", "RuntimeClass", "ResourceSlice", "DeviceClass"}
+_GLOBAL = {"Node", "Namespace", "RuntimeClass", "ResourceSlice", "DeviceClass",
+           "MutatingWebhookConfiguration"}
 
 
 class Refused(Failure):
@@ -43,7 +48,7 @@ def _path(kind, namespace=None, name=None, **query):
 
 
 class Api:
-    """The API of the cluster whose network this process is in. Not for several threads at once."""
+    """The API of the cluster whose network the calling thread is in. For several threads at once."""
 
     def __init__(self):
         self._tls = ssl.create_default_context()

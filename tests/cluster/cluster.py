@@ -16,12 +16,14 @@ Everything lies in the folder --state, logs in logs/.
 """
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -160,13 +162,59 @@ class Cluster:
 
     def reboot(self):
         """Kills everything on the node at once; the content of its memory (/run) is lost."""
+        self._kill_node()
+        self._boot_node()
+
+    def _kill_node(self):
         self.process("node").end(0)
         for name in NODE:
             wait_until(f"{name} outlives the node", 20, lambda n=name: not self.running(n))
         remove_cgroups(self.node.cgroup)
+
+    def _boot_node(self):
         self._start_node()
         for name in NODE:
             self.start(name)
+
+    def power_off(self):
+        """As `reboot`, but the node's pods end without a word to those whom they are connected to, and
+        nobody answers at their addresses until `power_on`."""
+        self._silence("--insert")
+        self._kill_node()
+
+    def power_on(self):
+        self._silence("--delete")
+        self._boot_node()
+
+    def _silence(self, verb):
+        """Packets of the node's pods vanish."""
+        self.enter_network()
+        for chain in ("INPUT", "FORWARD"):
+            subprocess.run(["iptables", verb, chain, "--source", self.node.pods, "--jump", "DROP"],
+                           check=True)
+
+    def pause(self):
+        """Stops the node's processes where they are; connections to them stay open."""
+        for process in self._node_processes():
+            process.kill(signal.SIGSTOP)
+
+    def resume(self):
+        for process in self._node_processes():
+            process.kill(signal.SIGCONT)
+
+    def _node_processes(self):
+        """Those that serve pods first, so that they do not see others stopped. They are children of
+        nsenter outside of the node, which stops and continues with its child."""
+        for name in reversed(NODE):
+            process = self.process(name)
+            yield process
+            parent = int(pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2]
+                         .split()[1])
+            yield Process.of(parent)
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self._is_on_node(folder):
+                    yield Process.of(int(folder.name))
 
     def _check_host(self):
         if os.geteuid() != 0:

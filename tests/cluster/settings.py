@@ -25,6 +25,11 @@ class Node:
         return f"10.99.0.{1 + self.number}"
 
     @property
+    def pods(self):
+        """Their addresses."""
+        return f"10.97.{self.number}.0/24"
+
+    @property
     def cgroup(self):
         return f"gpushm-cluster-{CLONE}-{self.number}"
 
@@ -106,7 +111,7 @@ def network(node):
     return json.dumps({"cniVersion": "1.0.0", "name": "pods", "plugins": [{
         "type": "bridge", "bridge": f"cni{node.number}", "isGateway": True, "ipam": {
             "type": "host-local", "dataDir": "/var/lib/cni/pods",
-            "ranges": [[{"subnet": f"10.97.{node.number}.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]})
+            "ranges": [[{"subnet": node.pods}]], "routes": [{"dst": "0.0.0.0/0"}]}}]})
 
 
 def containerd(state, cdi):

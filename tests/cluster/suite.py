@@ -4,7 +4,8 @@ a line for each case and writes JUnit's XML.
 
 usage: suite.py --state .. --programs .. --images .. --driver .. [--results FILE] [--former FOLDER]
                 [--release FOLDER] [PATTERN ...]
-PATTERN: runs only cases whose name contains one of these
+PATTERN: runs only cases whose name contains one of these; test_certificates and test_two_injectors
+run only by their names
 --release: chart and images come from there, what `./run release` made, by a registry in the cluster
 """
 
@@ -36,6 +37,8 @@ import try_it
 MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_claims",
            "test_with_claims", "test_chart", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods",
            "test_monitoring", "test_support", "test_versions", "test_two_nodes"]
+# These take longer, and run only when a pattern begins with their name.
+NAMED = ["test_certificates", "test_two_injectors"]
 CASE_TIMEOUT_S = 240
 # XML 1.0 has no place for them, and a container's log may.
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -131,7 +134,8 @@ def cases_of(suite):
 
 def load(patterns):
     loader = unittest.defaultTestLoader
-    found = [case for name in MODULES
+    named = [name for name in NAMED if any(p.partition(".")[0] == name for p in patterns)]
+    found = [case for name in MODULES + named
              for case in cases_of(loader.loadTestsFromModule(importlib.import_module(name)))]
     return unittest.TestSuite(case for case in found
                               if not patterns or any(p in case.id() for p in patterns))
