@@ -42,6 +42,11 @@ NODE_NAMESPACES = ["net", "pid", "mount", "ipc", "uts"]
 SUITE_TIMEOUT_S = 60  # For one step of the start: ten times what it takes on two busy cores.
 
 
+def parent_of(pid):
+    """The PID of its parent."""
+    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 class Cluster:
     """The cluster of one state folder, whether or not it runs. Its methods are for one thread."""
 
@@ -195,26 +200,22 @@ class Cluster:
 
     def pause(self):
         """Stops the node's processes where they are; connections to them stay open."""
-        for process in self._node_processes():
-            process.kill(signal.SIGSTOP)
+        self._signal_node(signal.SIGSTOP)
 
     def resume(self):
-        for process in self._node_processes():
-            process.kill(signal.SIGCONT)
+        self._signal_node(signal.SIGCONT)
 
-    def _node_processes(self):
-        """Those that serve pods first, so that they do not see others stopped. They are children of
-        nsenter outside of the node, which stops and continues with its child."""
-        for name in reversed(NODE):
-            process = self.process(name)
-            yield process
-            parent = int(pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2]
-                         .split()[1])
-            yield Process.of(parent)
+    def _signal_node(self, number):
+        """To its programs, to nsenter outside of the node, which stops and continues with each of
+        them, and to everything that began on the node."""
+        for name in reversed(NODE):  # The kubelet first, so that it sees nobody stand still.
+            program = self.process(name)
+            for pid in (program.pid, parent_of(program.pid)):
+                os.kill(pid, number)
         for folder in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self._is_on_node(folder):
-                    yield Process.of(int(folder.name))
+                    os.kill(int(folder.name), number)
 
     def _check_host(self):
         if os.geteuid() != 0:
@@ -415,8 +416,7 @@ class Cluster:
         while pid > 1:
             if pid == self.process("node").pid:
                 return True
-            fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            pid = int(fields[1])
+            pid = parent_of(pid)
         return False
 
     def enter_network(self):

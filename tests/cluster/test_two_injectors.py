@@ -66,7 +66,7 @@ class TwoInjectorsTest(ChartCase):
     def wait_asked(self, condition, what, seconds=90):
         """Waits until `condition` of the names of the pods that are asked by the API server is true."""
         def names(slices):
-            return {e["targetRef"]["name"] for s in slices.values() for e in s["endpoints"] or []
+            return {e["targetRef"]["name"] for s in slices.values() for e in s.get("endpoints") or []
                     if e["conditions"].get("ready")}
 
         self.api.wait("EndpointSlice", NAMESPACE, lambda slices: condition(names(slices)), seconds,
