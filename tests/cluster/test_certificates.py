@@ -67,7 +67,8 @@ class CertificateCase(ChartCase):
         self.assertEqual(maker.refused(), [])
 
     def change_source(self, change):
-        """Changes the mode while pods are made; the refusals end when no former replica is left."""
+        """Changes the mode while pods are made; no more are refused when the new certificate is
+        served. How many were."""
         with PodMaker(self.namespace) as maker:
             maker.wait_more()
             change()
@@ -77,6 +78,7 @@ class CertificateCase(ChartCase):
             maker.wait_more()
         print(f"  change of the source: {maker.summary()}")
         self.assertEqual(len(maker.refused()), refused)
+        return refused
 
     def admit(self, name):
         made = self.run_pod(annotated(pod(name, container("a")), SMALL))
@@ -117,27 +119,31 @@ class GivenCertificateTest(CertificateCase):
         self.cluster.kubectl("apply", "-f", "-", input=text)
 
     def trust(self, *authorities):
-        bundle = base64.b64encode("".join(a.pem for a in authorities).encode()).decode()
+        bundle = base64.b64encode("".join(authorities).encode()).decode()
         self.chart.install(**{"certificates.mode": "secret", "certificates.secret.name": "given",
                               "certificates.secret.caBundle": bundle})
 
     def test_renewed_in_the_secret(self):
-        """Of the same CA, and then of another one with the guide's steps."""
-        self.put(self.authority)
-        self.change_source(lambda: self.trust(self.authority))
-
+        """Of the same CA, and then of another one, with the guide's steps, and Helm's before and
+        afterwards."""
         def of_another():
-            self.trust(self.authority, self.next)
+            self.trust(self.authority.pem, self.next.pem)
             self.put(self.next)
+
+        self.put(self.authority)
+        helms = self.bundle()
+        self.assertEqual(self.change_source(lambda: self.trust(helms, self.authority.pem)), 0)
 
         self.renew(lambda: self.put(self.authority), of_another)
         with PodMaker(self.namespace) as maker:
             maker.wait_more()
-            self.trust(self.next)
+            self.trust(self.next.pem)
             maker.wait_more()
         print(f"  without the former CA: {maker.summary()}")
         self.assertEqual(maker.refused(), [])
         self.admit("renewed")
+        self.secret = HELMS
+        self.assertEqual(self.change_source(self.chart.install), 0)
 
 
 class CertManagerTest(CertificateCase):
@@ -162,6 +168,23 @@ class CertManagerTest(CertificateCase):
         cls.manager.down()
         cls.cluster.api.delete("Secret", AUTHORITY, NAMESPACE)
 
+    def to_helms(self):
+        """The guide's steps."""
+        self.cluster.kubectl("delete", "certificate", CERTIFICATE, "-n", NAMESPACE)
+        self.api.delete("Secret", HELMS, NAMESPACE)
+        self.chart.install(**{"certificates.mode": "helm"})
+
+    def from_helms(self):
+        self.api.delete("Secret", HELMS, NAMESPACE)
+        self.chart.install(**{"certificates.mode": "certManager"})
+        wait_until("cert-manager makes no Secret", 60,
+                   lambda: self.api.get("Secret", HELMS, NAMESPACE))
+
+    def test_changed_to_helms_and_back(self):
+        """The way back refuses pods, as the guide says."""
+        self.assertEqual(self.change_source(self.to_helms), 0)
+        self.change_source(self.from_helms)
+
     def ask_for(self, certificate):
         """As `cmctl renew`."""
         self.cluster.kubectl(
@@ -183,19 +206,17 @@ class CertManagerTest(CertificateCase):
 
     def test_renewed_by_itself_and_when_asked(self):
         """An hour is the shortest time that cert-manager issues; half a minute after the issue it is
-        due again."""
+        due again. The upgrade that ends this is one with another value."""
         self.assertIn("cert-manager.io/certificate-name", self.api.get(
             "Secret", HELMS, NAMESPACE)["metadata"]["annotations"])
         self.wait_served()
-        short = {"certificates.certManager.duration": "1h",
-                 "certificates.certManager.renewBefore": "59m30s"}
-
         def renewed_twice():
             before = self.revision(CERTIFICATE)
-            self.chart.install(**short)
+            self.api.patch("Certificate", CERTIFICATE,
+                           {"spec": {"duration": "1h", "renewBefore": "59m30s"}}, NAMESPACE)
             wait_until("it is not renewed by itself", 90,
                        lambda: self.revision(CERTIFICATE) >= before + 2)
-            self.chart.install()
+            self.chart.install(**{"certificates.certManager.duration": "8761h"})
 
         self.renew(renewed_twice, lambda: self.ask_for(CERTIFICATE))
         self.admit("renewed")
@@ -214,7 +235,7 @@ class CertManagerTest(CertificateCase):
             self.manager.start()
 
     def test_an_issuer_of_your_own(self):
-        """Goal: issuerRef. Method: a ClusterIssuer with a CA made here."""
+        """Goal: issuerRef. Method: a ClusterIssuer with a CA made here, so that the CA changes."""
         self.make_namespace("cert-manager", {})
         with tempfile.TemporaryDirectory() as folder:
             own = Authority(folder, "own")
@@ -227,10 +248,8 @@ class CertManagerTest(CertificateCase):
         self.addCleanup(self.cluster.kubectl, "delete", "clusterissuer", "own")
         self.addCleanup(self.chart.install)
         issuer = "certificates.certManager.issuerRef"
-        before = self.in_secret()
-        self.chart.install(**{f"{issuer}.name": "own", f"{issuer}.kind": "ClusterIssuer"})
-        wait_until("the Secret has no new certificate", 60, lambda: self.in_secret() != before)
-        self.wait_served()
+        self.renew(lambda: self.chart.install(**{f"{issuer}.name": "own",
+                                                 f"{issuer}.kind": "ClusterIssuer"}))
         self.assertIn(own.pem.strip(), self.bundle())
         self.admit("own")
 
