@@ -157,6 +157,16 @@ class TwoNodesTest(ChartCase):
 
         wait_until(f"no plugin names {pod_name}", 60, told, 0.5)
 
+    def test_the_injectors_are_on_both_nodes(self):
+        """Method: after several rollouts, because chance may spread them as well. The nodes have no
+        label of a zone, as many clusters."""
+        for _ in range(3):
+            self.cluster.kubectl("rollout", "restart", "deployment/gpushm-injector", "-n", NAMESPACE)
+            self.wait_former_injectors_end()
+            pods = self.api.list("Pod", NAMESPACE)
+            self.assertEqual({p["spec"]["nodeName"] for p in pods
+                              if "injector" in p["metadata"]["name"]}, {FIRST, SECOND})
+
     def test_both_kinds_at_once_and_each_part_killed(self):
         self.addCleanup(self.back)
         self.move(SECOND, "dra")
