@@ -62,11 +62,18 @@ class Cluster:
         self.cards = self.state / "cards"    # The simulated driver's state folder.
         self._record = self.state / "cluster.json"
         known = json.loads(self._record.read_text()) if self._record.exists() else {}
-        self.programs = pathlib.Path(programs or known.get("programs", "/nonexistent"))
         self._processes = {name: Process(**value) for name, value in
                            known.get("processes", {}).items()}
+        # A cluster that runs keeps those that it was started with.
+        if programs is None or self.running(self.namespaces[0]):
+            programs = known.get("programs", "/nonexistent")
+        self.programs = pathlib.Path(programs)
         self.api = Api()
         self._in_network = False
+
+    @property
+    def versions(self):
+        return settings.Versions.of(self.programs)
 
     # ------------------------------------------------------------ records
 
@@ -248,12 +255,13 @@ class Cluster:
         (etc / "kubeconfig").write_text(settings.kubeconfig())
         (etc / "tokens.csv").write_text(f"{settings.ADMIN_TOKEN},admin,1,system:masters\n")
         (etc / "cni/10-pods.conflist").write_text(settings.network(self.node))
-        (etc / "containerd.toml").write_text(settings.containerd(self.state, cdi=True))
+        (etc / "containerd.toml").write_text(settings.containerd(
+            self.state, True, self.versions.containerd))
         # The only registry that exists here, if one does (suite.py's --release).
         registry = etc / "registries" / settings.REGISTRY / "hosts.toml"
         registry.parent.mkdir(parents=True)
         registry.write_text(f'[host."http://{settings.REGISTRY}"]\n')
-        (etc / "kubelet.yaml").write_text(settings.kubelet(self.node, self.logs))
+        (etc / "kubelet.yaml").write_text(settings.kubelet(self.node, self.versions.kubernetes))
         subprocess.run(["openssl", "genrsa", "-out", etc / "sa.key", "2048"], check=True,
                        capture_output=True)
 
@@ -279,7 +287,7 @@ class Cluster:
         flags = {"machine": ["--net", "--pid"],
                  "node": ["--mount", "--pid", "--ipc", "--uts", "--propagation", "private"]}[role]
         process = spawn(["unshare", *flags, "--fork", sys.executable, str(HERE / "init.py"),
-                         self._name_of(role), str(self.state)], self.log(role), inside,
+                         self._name_of(role), str(self.state), str(self.logs)], self.log(role), inside,
                         MACHINE_NAMESPACES if inside else [])
 
         def ready():
@@ -456,7 +464,7 @@ class Cluster:
 
     def set_cdi(self, enabled):
         """Sets whether containerd knows CDI, and restarts it."""
-        text = settings.containerd(self.state, enabled)
+        text = settings.containerd(self.state, enabled, self.versions.containerd)
         (self.state / "etc/containerd.toml").write_text(text)
         self.restart("containerd")
 

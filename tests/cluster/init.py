@@ -1,10 +1,10 @@
 """PID 1 of a PID namespace: sets up what is special in it, then only reaps. Its death is the death
 of every process in the namespace, which is what makes `down` certain.
 
-machine STATE   has the cluster's network; the control plane runs in it
-NODE STATE      inside the machine: a computer of that name, with its own /run, /dev/shm, /proc,
-                /var/lib (STATE/var-lib) and boot ID, so that nothing of it can remain on this
-                computer, and so that killing it is a power failure
+machine STATE LOGS   has the cluster's network; the control plane runs in it
+NODE STATE LOGS      inside the machine: a computer of that name, with its own /run, /dev/shm, /proc,
+                     /var/lib (STATE/var-lib), /var/log (LOGS) and boot ID, so that nothing of it can
+                     remain on this computer, and so that killing it is a power failure
 
 STATE/records/NAME (machine or the node's): file that gets this process's PID, once all is set up.
 """
@@ -41,7 +41,7 @@ def set_up_machine():
     run("ip", "route", "add", "default", "dev", BRIDGE)
 
 
-def set_up_node(name, state):
+def set_up_node(name, state, logs):
     socket.sethostname(name)
     # Mounts below here spread to containers, as on a computer that systemd started.
     run("mount", "--make-rshared", "/")
@@ -49,6 +49,7 @@ def set_up_node(name, state):
     run("mount", "-t", "tmpfs", "-o", "mode=755,nosuid,nodev,noexec", "tmpfs", "/run")
     run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
     os.mkdir("/run/lock")
+    run("mount", "--bind", logs, "/var/log")  # Kubelets before 1.30 have no other place for pods' logs.
     set_up_var_lib(state)
     # The kubelet detects a reboot by a new boot ID.
     boot_id = pathlib.Path("/run/boot_id")
@@ -83,12 +84,12 @@ def reap():
 
 
 def main():
-    role, state = sys.argv[1:]
+    role, state, logs = sys.argv[1:]
     pid = own_pid()
     if role == "machine":
         set_up_machine()
     else:
-        set_up_node(role, state)
+        set_up_node(role, state, logs)
     record = pathlib.Path(state, "records", role)
     part = record.with_suffix(".part")
     part.write_text(str(pid))

@@ -1,4 +1,4 @@
-"""The configuration of the cluster's programs."""
+"""The configuration of the cluster's programs, of the versions that tests/platforms has."""
 
 import dataclasses
 import hashlib
@@ -62,6 +62,23 @@ def chart_image(part):
     return {f"{part}.image.{key}": value for key, value in values.items()}
 
 
+@dataclasses.dataclass(frozen=True)
+class Versions:
+    """(major, minor) of programs whose settings differ between versions."""
+
+    kubernetes: tuple
+    containerd: tuple
+
+    @classmethod
+    def of(cls, programs):
+        """Those that tests/cluster/build has put into this folder."""
+        def read(name):
+            text = (programs / f"{name}.version").read_text()
+            return tuple(int(part) for part in text.removeprefix("v").split(".")[:2])
+
+        return cls(read("kubernetes"), read("containerd"))
+
+
 def kubeconfig():
     return json.dumps({
         "apiVersion": "v1", "kind": "Config", "current-context": "cluster",
@@ -114,26 +131,34 @@ def network(node):
             "ranges": [[{"subnet": node.pods}]], "routes": [{"dst": "0.0.0.0/0"}]}}]})
 
 
-def containerd(state, cdi):
+def containerd(state, cdi, version):
     """Without CAP_SYS_RESOURCE, runc cannot lower the pause container's OOM score and dies with
     "can't get final child's PID from pipe". So restrict_oom_score_adj is set."""
+    cdi = "true" if cdi else "false"
+    if version < (2, 0):
+        plugin, schema, binaries = "io.containerd.grpc.v1.cri", 2, 'bin_dir = "/usr/lib/cni"'
+        images = f'''[plugins."{plugin}"]
+  sandbox_image = "{image("pause")}"'''
+    else:
+        plugin, schema, binaries = "io.containerd.cri.v1.runtime", 3, 'bin_dirs = ["/usr/lib/cni"]'
+        images = f'''[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "{image("pause")}"
+[plugins."io.containerd.cri.v1.images".registry]
+  config_path = "{state}/etc/registries"
+[plugins."{plugin}"]'''
     return f"""\
-version = 3
+version = {schema}
 root = "/var/lib/containerd"
 state = "/run/containerd"
 [grpc]
   address = "/run/containerd/containerd.sock"
-[plugins."io.containerd.cri.v1.images".pinned_images]
-  sandbox = "{image("pause")}"
-[plugins."io.containerd.cri.v1.images".registry]
-  config_path = "{state}/etc/registries"
-[plugins."io.containerd.cri.v1.runtime"]
+{images}
   restrict_oom_score_adj = true
-  enable_cdi = {"true" if cdi else "false"}
-[plugins."io.containerd.cri.v1.runtime".cni]
-  bin_dirs = ["/usr/lib/cni"]
+  enable_cdi = {cdi}
+[plugins."{plugin}".cni]
+  {binaries}
   conf_dir = "{state}/etc/cni"
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+[plugins."{plugin}".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 """
 
@@ -144,29 +169,33 @@ def kubelet_arguments(node, state):
             "--hostname-override", node.name]
 
 
-def kubelet(node, logs):
-    return json.dumps({
+def kubelet(node, version):
+    settings = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "address": node.address, "healthzBindAddress": node.address,
-        "podLogsDir": f"{logs}/pods", "resolvConf": "",
+        "resolvConf": "",
         # Only the cluster can reach it.
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
-        "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{node.cgroup}", "failCgroupV1": False,
+        "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{node.cgroup}",
         "enforceNodeAllocatable": [], "failSwapOn": False,
         # A developer's disk may be nearly full; this must neither evict pods nor delete images.
         "evictionHard": {"memory.available": "10Mi", "nodefs.available": "1%",
                          "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
-        # Allocatable resources reach the scheduler within a second instead of ten, and crashed
-        # containers are restarted every two seconds instead of up to every 300.
+        # Allocatable resources reach the scheduler within a second instead of ten.
         "nodeStatusUpdateFrequency": "1s",
         # How soon changed Secrets and ConfigMaps reach their pods.
         "syncFrequency": "10s",
-        "featureGates": {"KubeletCrashLoopBackOffMax": True},
-        "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
-    }, indent=1)
+    }
+    if version >= (1, 31):
+        settings["failCgroupV1"] = False
+    if version >= (1, 32):
+        # Crashed containers are restarted every two seconds instead of up to every 300.
+        settings["featureGates"] = {"KubeletCrashLoopBackOffMax": True}
+        settings["crashLoopBackOff"] = {"maxContainerRestartPeriod": "2s"}
+    return json.dumps(settings, indent=1)
 
 
 GPUS = 4

@@ -30,6 +30,7 @@ from cluster import Cluster, SecondNode, add_options
 from plugin import NAMESPACE
 from processes import Failure
 import settings
+from settings import NODE_NAME
 import start_bench
 import try_it
 
@@ -115,6 +116,20 @@ class Result(unittest.TestResult):
         skipped = sum(case.find("skipped") is not None for case in cases)
         return len(cases) - failed - skipped, skipped, failed
 
+    def add_versions(self):
+        """Of what the cases ran on, as it says itself."""
+        info = self._cluster.api.get("Node", NODE_NAME)["status"]["nodeInfo"]
+        runc = subprocess.run(["runc", "--version"], env=self._cluster.environment(), check=True,
+                              capture_output=True, text=True).stdout
+        versions = {"Kubernetes": self._cluster.api.call("GET", "/version")["gitVersion"],
+                    "kubelet": info["kubeletVersion"],
+                    "container runtime": info["containerRuntimeVersion"].replace("://v", "://"),
+                    "runc": runc.split()[2], "kernel": info["kernelVersion"],
+                    "architecture": info["architecture"]}
+        properties = ElementTree.SubElement(self._suite, "properties")
+        for name, value in versions.items():
+            ElementTree.SubElement(properties, "property", name=name, value=value)
+
     def write(self, path):
         passed, skipped, failed = self.numbers()
         for name, number in (("tests", passed + skipped + failed), ("skipped", skipped),
@@ -171,6 +186,9 @@ def make_room(cluster):
 def running_cluster(arguments):
     cluster = Cluster(arguments.state, arguments.programs)
     if cluster.running():
+        if cluster.programs != arguments.programs:
+            raise Failure(f"a cluster of other programs runs, those in {cluster.programs}; "
+                          "./run cluster down ends it")
         cluster.enter_network()
         cluster.load(arguments.images)
         make_room(cluster)
@@ -215,6 +233,7 @@ def main():
         ClusterCase.programs = pathlib.Path(arguments.driver).resolve().parent / "tests"
         ClusterCase.images, ClusterCase.driver = arguments.images, arguments.driver
         result = Result(cluster)
+        result.add_versions()
         try:
             load(arguments.patterns).run(result)
         finally:

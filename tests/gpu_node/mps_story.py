@@ -371,7 +371,7 @@ class MpsStory:
         return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
     def _metrics(self, prefix):
-        with urllib.request.urlopen(f"http://{settings.NODE_ADDRESS}:9400/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"http://{settings.FIRST_NODE.address}:9400/metrics", timeout=10) as page:
             return [line for line in page.read().decode().splitlines() if line.startswith(prefix)]
 
     def _metric(self, name):

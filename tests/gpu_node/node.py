@@ -48,7 +48,7 @@ class Node:
                        "var-lib/kubelet/pod-resources", "static-pods"):
             (self.state / folder).mkdir(parents=True)
         make_cgroups(CGROUP)
-        init.set_up_node(str(self.state))
+        init.set_up_node(settings.NODE_NAME, str(self.state), str(self.logs))
         self._set_up_network()
         self._add_libraries()
         os.environ["PATH"] = f"{self.files}/programs:{os.environ['PATH']}"
@@ -62,7 +62,7 @@ class Node:
             self.run("ctr", "--namespace", "k8s.io", "images", "import", "--local", "--snapshotter",
                      self._snapshotter, str(archive))
         self._kubelet = spawn(["kubelet", "--config", str(etc / "kubelet.yaml"), "--node-ip",
-                               settings.NODE_ADDRESS, "--hostname-override", settings.NODE_NAME,
+                               settings.FIRST_NODE.address, "--hostname-override", settings.NODE_NAME,
                                "--v", "2"], self.logs / "kubelet.log")
         self._wait_for("kubelet", self._kubelet, self._kubelet_serves)
 
@@ -73,7 +73,7 @@ class Node:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             fcntl.ioctl(control, set_flags, struct.pack("16sh14x", b"lo", up))
             address = struct.pack("HH4s8x", socket.AF_INET, 0,
-                                  socket.inet_aton(settings.NODE_ADDRESS))
+                                  socket.inet_aton(settings.FIRST_NODE.address))
             fcntl.ioctl(control, set_address, struct.pack("16s16s", b"lo:1", address))
 
     def _add_libraries(self):
@@ -99,12 +99,14 @@ class Node:
 
     def _write_settings(self):
         etc = self.state / "etc"
-        text = settings.containerd(self.state, cdi=True)
+        versions = settings.Versions.of(self.files / "programs")
+        text = settings.containerd(self.state, True, versions.containerd)
         (etc / "containerd.toml").write_text(
             text + '[plugins."io.containerd.cri.v1.images"]\n'
             f'  snapshotter = "{self._snapshotter}"\n')
         (etc / "kubelet.yaml").write_text(json.dumps({
-            **json.loads(settings.kubelet(self.state)), "cgroupRoot": f"/{CGROUP}",
+            **json.loads(settings.kubelet(settings.FIRST_NODE, versions.kubernetes)),
+            "cgroupRoot": f"/{CGROUP}",
             "staticPodPath": str(self.pods_folder), "fileCheckFrequency": "1s",
             "readOnlyPort": READ_ONLY_PORT, "healthzPort": 0}, indent=1))
 
@@ -170,7 +172,7 @@ class Node:
         self.wait_pods(lambda pods: not set(names) & set(pods), f"{', '.join(names)} does not end")
 
     def _get(self, path):
-        connection = http.client.HTTPConnection(settings.NODE_ADDRESS, READ_ONLY_PORT, timeout=10)
+        connection = http.client.HTTPConnection(settings.FIRST_NODE.address, READ_ONLY_PORT, timeout=10)
         with contextlib.closing(connection):
             connection.request("GET", path)
             return connection.getresponse().read().decode()

@@ -26,10 +26,16 @@ var commands = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllers.NewControllerManagerCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
-	"kubelet": func() *cobra.Command {
-		return kubelet.NewKubeletCommand(context.Background())
-	},
-	"kubectl": kubectl.NewDefaultKubectlCommand,
+	"kubelet":                 func() *cobra.Command { return command(kubelet.NewKubeletCommand) },
+	"kubectl":                 kubectl.NewDefaultKubectlCommand,
+}
+
+// command calls the constructor of this version: up to 1.30 it has no context.
+func command(constructor any) *cobra.Command {
+	if make, old := constructor.(func() *cobra.Command); old {
+		return make()
+	}
+	return constructor.(func(context.Context) *cobra.Command)(context.Background())
 }
 
 func main() {
@@ -38,10 +44,10 @@ func main() {
 		etcd.Main(os.Args)
 		return
 	}
-	command, known := commands[name]
+	constructor, known := commands[name]
 	if !known {
 		fmt.Fprintln(os.Stderr, "not a program of Kubernetes:", name)
 		os.Exit(2)
 	}
-	os.Exit(cli.Run(command()))
+	os.Exit(cli.Run(constructor()))
 }

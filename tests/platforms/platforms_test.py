@@ -1,0 +1,108 @@
+"""run.py and page.py, with commands of the shell as platforms."""
+
+import pathlib
+import tempfile
+import unittest
+
+import page
+from platforms import PLATFORMS, Platform
+import run
+
+RESULTS = """<testsuite name="cluster" tests="3">
+<properties><property name="Kubernetes" value="v1.29.15"/></properties>
+<testcase name="test_a"/><testcase name="test_b"><skipped message="no"/></testcase>%s</testsuite>"""
+FAILED = """<testcase name="test_c" status="fail"><failure>Traceback
+  File "test_c.py", line 1
+processes.Failure: pod p is not ready
+events:
+  p: Pulled: an event</failure></testcase>"""
+
+
+class RunTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        for name, value in (("ROWS", self.folder / "rows"), ("LOGS", self.folder / "logs"),
+                            ("LIMIT_S", run.LIMIT_S)):
+            self.addCleanup(setattr, run, name, getattr(run, name))
+            setattr(run, name, value)
+
+    def row(self, script, **more):
+        platform = Platform("p", "a platform", ("sh", "-c", script),
+                            str(self.folder / "results.xml"), **more)
+        return run.run(platform, "abc")
+
+    def test_a_pass_has_versions_and_cases(self):
+        row = self.row(f"cat >{self.folder}/results.xml <<'X'\n{RESULTS % ''}\nX")
+        self.assertEqual((row["result"], row["passed"], row["skipped"], row["failed"]),
+                         ("yes", 1, 1, []))
+        self.assertEqual(row["versions"], {"Kubernetes": "v1.29.15"})
+        self.assertEqual((row["commit"], row["command"]), ("abc", "./run test platforms p"))
+        self.assertNotIn("why", row)
+
+    def test_a_failed_case_says_why(self):
+        row = self.row(f"cat >{self.folder}/results.xml <<'X'\n{RESULTS % FAILED}\nX\nexit 1")
+        self.assertEqual((row["result"], row["passed"], row["failed"]), ("no", 1, ["test_c"]))
+        self.assertEqual(row["why"], "test_c: processes.Failure: pod p is not ready")
+
+    def test_a_failed_case_counts_whatever_the_status(self):
+        row = self.row(f"cat >{self.folder}/results.xml <<'X'\n{RESULTS % FAILED}\nX")
+        self.assertEqual(row["result"], "no")
+
+    def test_without_cases_the_command_and_its_last_lines_are_the_reason(self):
+        row = self.row('echo "go: $VERSION: 403 Forbidden" >&2; exit 3',
+                       environment={"VERSION": "v9"})
+        self.assertEqual((row["result"], row["passed"]), ("no", None))
+        for part in ("exit status 3", "VERSION='v9' sh -c", "go: v9: 403 Forbidden"):
+            self.assertIn(part, row["why"])
+
+    def test_results_of_a_former_run_do_not_count(self):
+        (self.folder / "results.xml").write_text(RESULTS % "")
+        self.assertIsNone(self.row("true")["passed"])
+
+    def test_what_takes_too_long_is_ended_with_all_that_it_started(self):
+        run.LIMIT_S = 2
+        row = self.row(f"trap 'echo ended >{self.folder}/trap; exit' TERM; while :; do sleep 0.1; done")
+        self.assertEqual(row["result"], "no")
+        self.assertIn("took more than", row["why"])
+        self.assertEqual((self.folder / "trap").read_text(), "ended\n")
+
+    def test_what_this_computer_cannot_run_writes_no_row(self):
+        self.assertIsNone(self.row("exit 77"))
+
+    def test_only_a_row_of_this_very_tree_is_done(self):
+        row = self.row("true")
+        self.assertTrue(run.is_done(row, "abc"))
+        self.assertFalse(run.is_done(row, "abd"))
+        self.assertFalse(run.is_done({"commit": "abc-dirty"}, "abc-dirty"))
+        self.assertFalse(run.is_done(None, "abc"))
+        run.write(row)
+        self.assertEqual(run.row_of("p"), row)
+
+
+class TableTest(unittest.TestCase):
+
+    def test_names_are_unique_and_modules_are_there(self):
+        names = [platform.name for platform in PLATFORMS]
+        self.assertEqual(len(names), len(set(names)))
+        here = pathlib.Path(run.__file__).parent
+        for platform in PLATFORMS:
+            for module in platform.environment.get("GPUSHM_CLUSTER_MODULES", "").split():
+                self.assertTrue((here / module / "go.mod").exists(), module)
+
+    def test_a_table_replaces_what_was_between_its_marks(self):
+        text = "a\n<!-- table platforms -->\nold\n<!-- end -->\nb\n"
+        self.assertEqual(page.filled(text, ["new\n"]),
+                         "a\n<!-- table platforms -->\nnew\n<!-- end -->\nb\n")
+
+    def test_each_platform_is_in_both_tables(self):
+        for table in (page.short_table(), page.long_table()):
+            text = "".join(table)
+            for platform in PLATFORMS:
+                self.assertIn(f"`{platform.name}`", text)
+
+
+if __name__ == "__main__":
+    unittest.main()
