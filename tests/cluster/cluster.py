@@ -32,6 +32,7 @@ import time
 from api import Api
 from cgroups import make_cgroups, remove_cgroups
 from processes import Failure, Process, reap, spawn, wait_until
+import runtimes
 import settings
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -68,12 +69,9 @@ class Cluster:
         if programs is None or self.running(self.namespaces[0]):
             programs = known.get("programs", "/nonexistent")
         self.programs = pathlib.Path(programs)
+        self.runtime = runtimes.of(self)
         self.api = Api()
         self._in_network = False
-
-    @property
-    def versions(self):
-        return settings.Versions.of(self.programs)
 
     # ------------------------------------------------------------ records
 
@@ -255,13 +253,13 @@ class Cluster:
         (etc / "kubeconfig").write_text(settings.kubeconfig())
         (etc / "tokens.csv").write_text(f"{settings.ADMIN_TOKEN},admin,1,system:masters\n")
         (etc / "cni/10-pods.conflist").write_text(settings.network(self.node))
-        (etc / "containerd.toml").write_text(settings.containerd(
-            self.state, True, self.versions.containerd))
+        self.runtime.write_settings()
         # The only registry that exists here, if one does (suite.py's --release).
         registry = etc / "registries" / settings.REGISTRY / "hosts.toml"
         registry.parent.mkdir(parents=True)
         registry.write_text(f'[host."http://{settings.REGISTRY}"]\n')
-        (etc / "kubelet.yaml").write_text(settings.kubelet(self.node, self.versions.kubernetes))
+        (etc / "kubelet.yaml").write_text(settings.kubelet(
+            self.node, settings.version_of(self.programs, "kubernetes"), self.runtime.socket))
         subprocess.run(["openssl", "genrsa", "-out", etc / "sa.key", "2048"], check=True,
                        capture_output=True)
 
@@ -308,7 +306,7 @@ class Cluster:
         if name in CONTROL_PLANE:
             return getattr(settings, name.replace("-", "_"))(self.state)
         if name == "containerd":
-            return ["containerd", "--config", f"{self.state}/etc/containerd.toml"]
+            return self.runtime.words()
         return settings.kubelet_arguments(self.node, self.state)
 
     def environment(self):
@@ -362,7 +360,7 @@ class Cluster:
         """Whether its socket accepts connections; its CRI may take another moment."""
         with socket.socket(socket.AF_UNIX) as client:
             try:
-                client.connect(str(self.on_node("/run/containerd/containerd.sock")))
+                client.connect(str(self.on_node(self.runtime.socket)))
                 return True
             except OSError:
                 return False
@@ -397,11 +395,9 @@ class Cluster:
 
     def process_of_container(self, container_id):
         """PID 1 of a container, whose ID is as in a pod's status."""
-        tasks = self.on_node_run("ctr", "--namespace", "k8s.io", "tasks", "ls")
-        name = container_id.rpartition("/")[2]
-        for line in tasks.splitlines():
-            if line.startswith(name):
-                return self.process_on_node(int(line.split()[1]))
+        pid = self.runtime.pid(container_id.rpartition("/")[2])
+        if pid is not None:
+            return self.process_on_node(pid)
         raise Failure(f"container {container_id} is not running")
 
     def process_on_node(self, pid):
@@ -452,10 +448,15 @@ class Cluster:
         images = pathlib.Path(images).resolve()
         for archive in sorted(images.glob("*.tar")) if images.is_dir() else [images]:
             try:
-                self.on_node_run("ctr", "--namespace", "k8s.io", "images", "import", "--local",
-                                 str(archive))
+                self.runtime.load(archive)
             except subprocess.CalledProcessError as error:
                 raise Failure(f"cannot import {archive}: {error.stderr}") from error
+
+    def runc_version(self):
+        """(major, minor)"""
+        text = subprocess.run(["runc", "--version"], env=self.environment(), check=True,
+                              capture_output=True, text=True).stdout
+        return tuple(int(part) for part in text.split()[2].split(".")[:2])
 
     def kubectl(self, *words, **options):
         self.enter_network()
@@ -464,8 +465,7 @@ class Cluster:
 
     def set_cdi(self, enabled):
         """Sets whether containerd knows CDI, and restarts it."""
-        text = settings.containerd(self.state, enabled, self.versions.containerd)
-        (self.state / "etc/containerd.toml").write_text(text)
+        self.runtime.write_settings(enabled)
         self.restart("containerd")
 
 

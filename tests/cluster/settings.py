@@ -62,21 +62,10 @@ def chart_image(part):
     return {f"{part}.image.{key}": value for key, value in values.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Versions:
-    """(major, minor) of programs whose settings differ between versions."""
-
-    kubernetes: tuple
-    containerd: tuple
-
-    @classmethod
-    def of(cls, programs):
-        """Those that tests/cluster/build has put into this folder."""
-        def read(name):
-            text = (programs / f"{name}.version").read_text()
-            return tuple(int(part) for part in text.removeprefix("v").split(".")[:2])
-
-        return cls(read("kubernetes"), read("containerd"))
+def version_of(programs, name):
+    """(major, minor) of a program that tests/cluster/build has put into this folder."""
+    text = (programs / f"{name}.version").read_text()
+    return tuple(int(part) for part in text.removeprefix("v").split(".")[:2])
 
 
 def kubeconfig():
@@ -169,10 +158,42 @@ def kubelet_arguments(node, state):
             "--hostname-override", node.name]
 
 
-def kubelet(node, version):
+def crio(state, programs, cdi):
+    folders = '"/etc/cdi", "/run/cdi"' if cdi else ""
+    return f"""\
+[crio]
+root = "/var/lib/containers/storage"
+runroot = "/run/containers/storage"
+storage_driver = "overlay"
+version_file = "/run/crio/version"
+version_file_persist = ""
+clean_shutdown_file = ""
+[crio.api]
+listen = "/run/crio/crio.sock"
+[crio.runtime]
+cgroup_manager = "cgroupfs"
+conmon_cgroup = "pod"
+default_runtime = "runc"
+pinns_path = "{programs}/pinns"
+cdi_spec_dirs = [{folders}]
+[crio.runtime.runtimes.runc]
+runtime_path = "{programs}/runc"
+runtime_root = "/run/runc"
+monitor_path = "/usr/bin/conmon"
+[crio.image]
+pause_image = "{image("pause")}"
+pause_command = "/pause"
+signature_policy = "{state}/etc/policy.json"
+[crio.network]
+network_dir = "{state}/etc/cni"
+plugin_dirs = ["/usr/lib/cni"]
+"""
+
+
+def kubelet(node, version, socket="/run/containerd/containerd.sock"):
     settings = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
-        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "containerRuntimeEndpoint": f"unix://{socket}",
         "address": node.address, "healthzBindAddress": node.address,
         "resolvConf": "",
         # Only the cluster can reach it.

@@ -16,9 +16,9 @@ class NodeTest(ClusterCase):
     def test_programs_are_what_go_mod_pins(self):
         """`build` writes these files from go.mod."""
         info = self.api.get("Node", NODE_NAME)["status"]["nodeInfo"]
-        runtime = info["containerRuntimeVersion"].removeprefix("containerd://")
+        runtime = info["containerRuntimeVersion"].partition("://")[2]
         for name, version in (("kubernetes", info["kubeletVersion"]),
-                              ("containerd", f"v{runtime.removeprefix('v')}")):
+                              (self.cluster.runtime.name, f"v{runtime.removeprefix('v')}")):
             self.assertEqual(f"{version}\n", (self.cluster.programs / f"{name}.version").read_text())
 
     def test_pod_runs_and_answers(self):

@@ -99,13 +99,14 @@ class Node:
 
     def _write_settings(self):
         etc = self.state / "etc"
-        versions = settings.Versions.of(self.files / "programs")
-        text = settings.containerd(self.state, True, versions.containerd)
+        programs = self.files / "programs"
+        text = settings.containerd(self.state, True, settings.version_of(programs, "containerd"))
         (etc / "containerd.toml").write_text(
             text + '[plugins."io.containerd.cri.v1.images"]\n'
             f'  snapshotter = "{self._snapshotter}"\n')
         (etc / "kubelet.yaml").write_text(json.dumps({
-            **json.loads(settings.kubelet(settings.FIRST_NODE, versions.kubernetes)),
+            **json.loads(settings.kubelet(settings.FIRST_NODE,
+                                          settings.version_of(programs, "kubernetes"))),
             "cgroupRoot": f"/{CGROUP}",
             "staticPodPath": str(self.pods_folder), "fileCheckFrequency": "1s",
             "readOnlyPort": READ_ONLY_PORT, "healthzPort": 0}, indent=1))

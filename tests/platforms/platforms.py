@@ -36,4 +36,8 @@ PLATFORMS = (
     in_cluster("kubernetes-1.35", "the last before claims with consumable capacity", CHAIN,
                "kubernetes-1.35"),
     in_cluster("kubernetes-1.37", "the newest", CHAIN, "kubernetes-1.37"),
+    in_cluster("containerd-1.7", "containerd before 2", RUNTIME, "containerd-1.7"),
+    in_cluster("own-users", "pods with `hostUsers: false`, which need runc 1.2", (*RUNTIME, "OwnUsersTest."),
+               "runc-1.2"),
+    in_cluster("crio", "CRI-O", RUNTIME, "crio-1.34 runc-1.2"),
 )
