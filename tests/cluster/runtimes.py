@@ -41,7 +41,7 @@ class Containerd:
 class Crio:
     """CRI-O, with runc. buildah puts images into the store that they share."""
 
-    name = "crio"
+    name = "cri-o"
     socket = "/run/crio/crio.sock"
     _STORE = ("--root", "/var/lib/containers/storage", "--runroot", "/run/containers/storage",
               "--storage-driver", "overlay")

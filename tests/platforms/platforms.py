@@ -19,12 +19,14 @@ class Platform:
     what: str     # What differs from the others, for README's table.
     command: tuple  # Words, from the root of the tree. Its exit status decides; 77: not possible here.
     results: str = "build/results/cluster.xml"  # The JUnit file that it writes, for the number of cases.
+    prepare: tuple = ()  # A command that compiles what is then kept; its time does not count.
     environment: dict = dataclasses.field(default_factory=dict)
 
 
 def in_cluster(name, what, patterns, modules=""):
     """Cases of tests/cluster, with programs of these folders here in place of the usual ones."""
     return Platform(name, what, ("./run", "cluster", "test", *patterns),
+                    prepare=("./run", "cluster", "prepare"),
                     environment={"GPUSHM_CLUSTER_MODULES": modules})
 
 
@@ -39,5 +41,5 @@ PLATFORMS = (
     in_cluster("containerd-1.7", "containerd before 2", RUNTIME, "containerd-1.7"),
     in_cluster("own-users", "pods with `hostUsers: false`, which need runc 1.2", (*RUNTIME, "OwnUsersTest."),
                "runc-1.2"),
-    in_cluster("crio", "CRI-O", RUNTIME, "crio-1.34 runc-1.2"),
+    in_cluster("cri-o-1.34", "CRI-O", RUNTIME, "cri-o-1.34 runc-1.2"),
 )

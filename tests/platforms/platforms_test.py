@@ -45,7 +45,8 @@ class RunTest(unittest.TestCase):
     def test_a_failed_case_says_why(self):
         row = self.row(f"cat >{self.folder}/results.xml <<'X'\n{RESULTS % FAILED}\nX\nexit 1")
         self.assertEqual((row["result"], row["passed"], row["failed"]), ("no", 1, ["test_c"]))
-        self.assertEqual(row["why"], "test_c: processes.Failure: pod p is not ready")
+        self.assertTrue(row["why"].startswith("failed in sh -c"))
+        self.assertTrue(row["why"].endswith(": test_c: processes.Failure: pod p is not ready"))
 
     def test_a_failed_case_counts_whatever_the_status(self):
         row = self.row(f"cat >{self.folder}/results.xml <<'X'\n{RESULTS % FAILED}\nX")
@@ -57,6 +58,11 @@ class RunTest(unittest.TestCase):
         self.assertEqual((row["result"], row["passed"]), ("no", None))
         for part in ("exit status 3", "VERSION='v9' sh -c", "go: v9: 403 Forbidden"):
             self.assertIn(part, row["why"])
+
+    def test_what_cannot_be_prepared_is_not_tried(self):
+        row = self.row(f"echo tried >{self.folder}/tried", prepare=("sh", "-c", "echo lacks go; exit 2"))
+        self.assertEqual(row["why"], "exit status 2 of sh -c echo lacks go; exit 2: lacks go")
+        self.assertFalse((self.folder / "tried").exists())
 
     def test_results_of_a_former_run_do_not_count(self):
         (self.folder / "results.xml").write_text(RESULTS % "")

@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROWS = ROOT / "docs/platforms"
 LOGS = ROOT / "build/results/platforms"
 LIMIT_S = 30 * 60
+PREPARE_S = 120 * 60  # For what is compiled once and kept.
 END_S = 120  # For the end of a platform that is out of time, which also ends its cluster.
 SKIPPED = 77
 # What a row changes; a commit of nothing else is the same tree.
@@ -76,14 +77,13 @@ def reason(text):
     return (found or lines or [""])[-1].strip()[:300]
 
 
-def execute(platform, log):
+def execute(words, environment, log, limit):
     """Exit status, None if it took too long. Everything that it starts ends with it."""
-    environment = {**os.environ, **platform.environment}
-    with open(log, "w") as output, subprocess.Popen(
-            platform.command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True) as process:
+    with open(log, "a") as output, subprocess.Popen(
+            words, cwd=ROOT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process:
         try:
-            return process.wait(LIMIT_S)
+            return process.wait(limit)
         except subprocess.TimeoutExpired:
             return None
         finally:
@@ -99,10 +99,14 @@ def run(platform, commit):
     """The row, or None if this computer cannot run the platform."""
     LOGS.mkdir(parents=True, exist_ok=True)
     log, results = LOGS / f"{platform.name}.log", ROOT / platform.results
+    log.unlink(missing_ok=True)
     results.unlink(missing_ok=True)
-    start = time.monotonic()
-    status = execute(platform, log)
-    seconds = round(time.monotonic() - start)
+    words, limit, status, start = platform.prepare, PREPARE_S, 0, time.monotonic()
+    if words:
+        status = execute(words, platform.environment, log, limit)
+    if status == 0:
+        words, limit, start = platform.command, LIMIT_S, time.monotonic()
+        status = execute(words, platform.environment, log, limit)
     if status == SKIPPED:
         return None
     versions, passed, skipped, failed = (
@@ -111,18 +115,20 @@ def run(platform, commit):
            "command": f"./run test platforms {platform.name}", "commit": commit,
            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
            "result": "yes" if status == 0 and not failed else "no",
-           "passed": passed, "skipped": skipped, "failed": sorted(failed), "seconds": seconds}
+           "passed": passed, "skipped": skipped, "failed": sorted(failed),
+           "seconds": round(time.monotonic() - start)}
     if row["result"] == "no":
-        row["why"] = why(platform, status, failed, log.read_text(errors="replace"))
+        command = " ".join([*(f"{k}='{v}'" for k, v in platform.environment.items() if v), *words])
+        row["why"] = why(command, limit, status, failed, log.read_text(errors="replace"))
     return row
 
 
-def why(platform, status, failed, output):
-    command = " ".join([*(f"{k}='{v}'" for k, v in platform.environment.items()), *platform.command])
-    if status is None:
-        return f"took more than {LIMIT_S // 60} minutes: {command}"
+def why(command, limit, status, failed, output):
     if failed:
-        return "; ".join(f"{name}: {text}" for name, text in failed.items())
+        text = "; ".join(f"{name}: {line}" for name, line in failed.items())
+        return f"failed in {command}: {text}"
+    if status is None:
+        return f"took more than {limit // 60} minutes: {command}"
     lines = [COLOUR.sub("", line) for line in output.splitlines() if line.strip()]
     return f"exit status {status} of {command}: " + " | ".join(lines[-3:])[:600]
 
