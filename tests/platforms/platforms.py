@@ -5,12 +5,16 @@ import dataclasses
 # The whole chain: the chart is installed, pods share memory, and nothing is lost when the kubelet,
 # the container runtime, the plugin or the node restarts, nor in an update.
 CHAIN = ("test_node.", "test_restarts.", "SharingTest.test_containers", "SharingTest.test_pods",
-         "WaitingTest.test_pod_that_does", "InstallTest.", "AnnotatedPodTest.", "WebhookTest.",
-         "LifeTest.", "UpgradeTest.test_upgrade", "UpgradeTest.test_uninstall",
-         "MonitoringTest.test_bytes", "MonitoringTest.test_series", "MpsTest.", "CudaIpcTest.")
-# Of this, what depends on the container runtime.
-RUNTIME = ("test_node.", "test_restarts.", "SharingTest.test_containers", "InstallTest.",
-           "AnnotatedPodTest.", "MpsTest.", "CudaIpcTest.")
+         "WaitingTest.test_pod_that_does", "test_chart.InstallTest.", "test_chart.AnnotatedPodTest.",
+         "test_chart.WebhookTest.", "test_chart.LifeTest.", "test_chart.UpgradeTest.test_upgrade",
+         "test_chart.UpgradeTest.test_uninstall", "test_monitoring.MonitoringTest.test_bytes",
+         "test_monitoring.MonitoringTest.test_series", "test_mps.")
+# The same with pods that get their memory by claims.
+CLAIMS = ("test_dra.", "test_with_claims.AnnotatedPodTest.", "test_with_claims.LifeTest.",
+          "test_with_claims.MpsTest.", "test_with_claims.UpgradeTest.test_upgrade")
+# Of the chain, what depends on the container runtime.
+RUNTIME = ("test_node.", "test_restarts.", "SharingTest.test_containers", "test_chart.InstallTest.",
+           "test_chart.AnnotatedPodTest.", "test_mps.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +35,15 @@ def in_cluster(name, what, patterns, modules=""):
 
 
 PLATFORMS = (
-    in_cluster("kubernetes-1.36", "the version of the cluster suite", CHAIN),
-    in_cluster("kubernetes-1.29", "the oldest Kubernetes that the chart accepts", CHAIN,
+    in_cluster("kubernetes-1.36", "Kubernetes 1.36, also with claims", (*CHAIN, *CLAIMS)),
+    in_cluster("kubernetes-1.29", "Kubernetes 1.29, the oldest that the chart accepts", CHAIN,
                "kubernetes-1.29"),
-    in_cluster("kubernetes-1.32", "between", CHAIN, "kubernetes-1.32"),
-    in_cluster("kubernetes-1.35", "the last before claims with consumable capacity", CHAIN,
-               "kubernetes-1.35"),
-    in_cluster("kubernetes-1.37", "the newest", CHAIN, "kubernetes-1.37"),
-    in_cluster("containerd-1.7", "containerd before 2", RUNTIME, "containerd-1.7"),
-    in_cluster("own-users", "pods with `hostUsers: false`, which need runc 1.2", (*RUNTIME, "OwnUsersTest."),
-               "runc-1.2"),
-    in_cluster("cri-o-1.34", "CRI-O", RUNTIME, "cri-o-1.34 runc-1.2"),
+    in_cluster("kubernetes-1.32", "Kubernetes 1.32", CHAIN, "kubernetes-1.32"),
+    in_cluster("kubernetes-1.35", "Kubernetes 1.35", CHAIN, "kubernetes-1.35"),
+    in_cluster("kubernetes-1.37", "Kubernetes 1.37, the newest, also with claims", (*CHAIN, *CLAIMS),
+               "kubernetes-1.37"),
+    in_cluster("containerd-1.7", "containerd 1.7", RUNTIME, "containerd-1.7"),
+    in_cluster("own-users", "pods with users of their own (`hostUsers: false`), which need runc 1.2",
+               (*RUNTIME, "OwnUsersTest."), "runc-1.2"),
+    in_cluster("cri-o-1.34", "CRI-O 1.34", RUNTIME, "cri-o-1.34 runc-1.2"),
 )
