@@ -37,6 +37,9 @@ NAMED = [
     (rf"\| ({VERSION}) \| (?:one number for|the chart's own)", "full"),
     (rf"\bChart ({VERSION}),", "full"),
     (rf"/mine:({VERSION})", "full"),
+    (rf"\bnewTag: ({VERSION})", "full"),
+    (rf"^  tag: ({VERSION})$", "full"),
+    (rf"\?ref=v({VERSION})", "full"),
     (rf'app\.kubernetes\.io/version: "({VERSION})"', "full"),
 ]
 
@@ -57,6 +60,7 @@ def places():
     yield from DECLARED
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "--", *NAMED_IN], check=True,
                             capture_output=True, text=True).stdout.split("\n")
+    listed.remove("docs/reference/platforms.md")  # What ran on which day.
     for path in filter(None, listed):
         if (ROOT / path).is_file() and pathlib.Path(path).suffix in (".md", ".yaml", ".yml", ".txt", ".json", ""):
             for pattern, form in NAMED:

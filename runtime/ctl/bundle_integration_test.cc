@@ -7,6 +7,7 @@
 #include <map>
 #include <thread>
 
+#include "platform/base/version.h"
 #include "runtime/ctl/integration_testing.h"
 #include "runtime/include/gpushm/sync.h"
 
@@ -147,7 +148,7 @@ TEST_F(SupportBundleTest, HasAllPartsAndNoSecret) {
                                      "plugin/cdi.json", "plugin/config.yaml", "plugin/metrics.txt",
                                      "plugin/status.json", "system.json", "versions.json"));
   EXPECT_THAT(files.at("index.json"), Not(HasSubstr("missing"))) << files.at("index.json");
-  EXPECT_THAT(files.at("versions.json"), HasSubstr("\"gpushmctl\": \"0.1.0\""));
+  EXPECT_THAT(files.at("versions.json"), HasSubstr(Concat("\"gpushmctl\": \"", kVersion, "\"")));
   EXPECT_THAT(files.at("environment.json"), HasSubstr("\"NVIDIA_VISIBLE_DEVICES\": \"all\""));
   EXPECT_THAT(files.at("broker.json"), HasSubstr("\"container\": \"app\""));
   EXPECT_THAT(files.at("buffers.json"), HasSubstr("\"name\": \"weights\""));
