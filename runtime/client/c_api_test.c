@@ -48,7 +48,8 @@ int main(void) {
   CHECK_NAME(LOADING);
   CHECK_NAME(INTERNAL);
   CHECK_NAME(ENDED);
-  CHECK(gpushm_version() == GPUSHM_VERSION_MAJOR * 10000 + GPUSHM_VERSION_MINOR * 100 + GPUSHM_VERSION_PATCH);
+  CHECK(gpushm_version() ==
+        GPUSHM_VERSION_MAJOR * 10000 + GPUSHM_VERSION_MINOR * 100 + GPUSHM_VERSION_PATCH);
   CHECK(gpushm_attachment_detach(NULL, NULL) == GPUSHM_OK);
   gpushm_close(NULL);
   options.pod_uid = "../etc";

@@ -6,7 +6,7 @@ import sys
 from platforms import PLATFORMS
 from run import ROOT, row_of
 
-TABLE = re.compile(r"(<!-- table platforms -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- platforms -->\n).*?(<!-- end of platforms -->)", re.DOTALL)
 
 
 def cell(text):
