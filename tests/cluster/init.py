@@ -55,9 +55,21 @@ def set_up_node(name, state, logs):
     boot_id = pathlib.Path("/run/boot_id")
     boot_id.write_text(f"{uuid.uuid4()}\n")
     run("mount", "--bind", boot_id, "/proc/sys/kernel/random/boot_id")
+    hide_unmounted_controllers()
     # The kernel lets a pod with users of its own mount /proc only if one without such a cover is here.
     os.mkdir("/run/proc")
     run("mount", "-t", "proc", "proc", "/run/proc")
+
+
+def hide_unmounted_controllers():
+    """CRI-O takes each controller in /proc/cgroups for one that it can use, but with version 1 the
+    computer may have mounted only some."""
+    fields = [line.split() for line in pathlib.Path("/proc/cgroups").read_text().splitlines()]
+    if all(hierarchy == "0" for _, hierarchy, *_ in fields[1:]):
+        return  # Version 2, where this file says nothing.
+    shown = pathlib.Path("/run/cgroups")
+    shown.write_text("".join("\t".join(line) + "\n" for line in fields if line[1] != "0"))
+    run("mount", "--bind", shown, "/proc/cgroups")
 
 
 def set_up_var_lib(state):

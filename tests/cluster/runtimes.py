@@ -2,8 +2,12 @@
 beside the others. In the cluster's commands, `containerd` is whichever it is."""
 
 import json
+import pathlib
+import sys
 
 import settings
+
+HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Containerd:
@@ -53,6 +57,10 @@ class Crio:
         etc = self._cluster.state / "etc"
         (etc / "policy.json").write_text(json.dumps({"default": [{"type": "insecureAcceptAnything"}]}))
         (etc / "crio.conf").write_text(settings.crio(self._cluster.state, self._cluster.programs, cdi))
+        runc = etc / "runc"
+        runc.write_text(f"#!/bin/sh\nexec {sys.executable} {HERE / 'runc_without_oom_score.py'} "
+                        f"{self._cluster.programs / 'runc'} \"$@\"\n")
+        runc.chmod(0o755)
 
     def words(self):
         return ["crio", "--config", f"{self._cluster.state}/etc/crio.conf", "--config-dir", ""]

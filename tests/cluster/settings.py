@@ -177,7 +177,7 @@ default_runtime = "runc"
 pinns_path = "{programs}/pinns"
 cdi_spec_dirs = [{folders}]
 [crio.runtime.runtimes.runc]
-runtime_path = "{programs}/runc"
+runtime_path = "{state}/etc/runc"
 runtime_root = "/run/runc"
 monitor_path = "/usr/bin/conmon"
 [crio.image]
