@@ -183,5 +183,5 @@ release_in_cluster() {
   former=$(tests/cluster/former)
   python3 tests/cluster/suite.py --state "$build/cluster" --programs "$programs" --images "$cases" \
     --driver "$dev/driver-sim" --former "$former" --release "$1" \
-    --results "$build/results/release.xml" test_helm_test ExamplesTest test_versions
+    --results "$build/results/release.xml" test_helm_test ExamplesTest test_versions test_mixed_versions
 }
