@@ -48,6 +48,10 @@ def parent_of(pid):
     return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def is_stopped(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 class Cluster:
     """The cluster of one state folder, whether or not it runs. Its methods are for one thread."""
 
@@ -205,18 +209,25 @@ class Cluster:
 
     def pause(self):
         """Stops the node's processes where they are; connections to them stay open."""
+        for name in reversed(NODE):  # The kubelet first, so that it sees nobody stand still.
+            self.process(name).kill(signal.SIGSTOP)
         self._signal_node(signal.SIGSTOP)
 
     def resume(self):
         self._signal_node(signal.SIGCONT)
+        for name in NODE:
+            # nsenter, outside of the node, has stopped with its child, and continues it.
+            parent = parent_of(self.process(name).pid)
+
+            def goes_on(pids=(parent, self.process(name).pid)):
+                for pid in pids:
+                    os.kill(pid, signal.SIGCONT)
+                return not any(is_stopped(pid) for pid in pids)
+
+            wait_until(f"{name} does not go on", 10, goes_on)
 
     def _signal_node(self, number):
-        """To its programs, to nsenter outside of the node, which stops and continues with each of
-        them, and to everything that began on the node."""
-        for name in reversed(NODE):  # The kubelet first, so that it sees nobody stand still.
-            program = self.process(name)
-            for pid in (program.pid, parent_of(program.pid)):
-                os.kill(pid, number)
+        """To everything that began on the node."""
         for folder in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self._is_on_node(folder):

@@ -11,6 +11,7 @@ import tempfile
 
 from api import Refused
 from case import container, is_ready, pod, shell, statuses
+from certificates import Authority
 from chart import RELEASE, ROOT
 from chart_case import INJECTORS, SMALL, WEIGHTS, ChartCase, annotated, workload
 from plugin import NAMESPACE, UNITS_OF_GPU, documents
@@ -210,19 +211,6 @@ class AnnotatedPodTest(ChartCase):
                                                            annotations)))
 
 
-def make_certificate(folder):
-    """tls.crt and tls.key for the injector, signed by ca.crt."""
-    def make(name, *words):
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
-                        "-keyout", f"{name}.key", "-out", f"{name}.crt", *words], cwd=folder,
-                       check=True, capture_output=True)
-
-    make("ca", "-subj", "/CN=given-ca")
-    make("tls", "-subj", "/CN=given", "-CA", "ca.crt", "-CAkey", "ca.key",
-         "-addext", "basicConstraints=critical,CA:FALSE",
-         "-addext", f"subjectAltName=DNS:gpushm-injector.{NAMESPACE}.svc")
-
-
 class WebhookTest(ChartCase):
 
     HELMS = "gpushm-injector-tls"  # The Secret that the chart makes by default.
@@ -305,10 +293,11 @@ class WebhookTest(ChartCase):
             self.assertEqual(made["spec"]["initContainers"][0]["name"], "gpushm")
 
         with tempfile.TemporaryDirectory() as folder:
-            make_certificate(folder)
+            authority = Authority(folder, "given-ca")
+            certificate, key = authority.sign()
             self.cluster.kubectl("create", "secret", "tls", "given", "-n", NAMESPACE, "--cert",
-                                 f"{folder}/tls.crt", "--key", f"{folder}/tls.key")
-            bundle = base64.b64encode(pathlib.Path(folder, "ca.crt").read_bytes()).decode()
+                                 certificate, "--key", key)
+            bundle = base64.b64encode(authority.pem.encode()).decode()
         try:
             self.chart.install(**{"certificates.mode": "secret",
                                   "certificates.secret.name": "given",
