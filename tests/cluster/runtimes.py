@@ -58,7 +58,7 @@ class Crio:
         (etc / "policy.json").write_text(json.dumps({"default": [{"type": "insecureAcceptAnything"}]}))
         (etc / "crio.conf").write_text(settings.crio(self._cluster.state, self._cluster.programs, cdi))
         runc = etc / "runc"
-        runc.write_text(f"#!/bin/sh\nexec {sys.executable} {HERE / 'runc_without_oom_score.py'} "
+        runc.write_text(f"#!/bin/sh\nexec {sys.executable} {HERE / 'runc_within_rights.py'} "
                         f"{self._cluster.programs / 'runc'} \"$@\"\n")
         runc.chmod(0o755)
 

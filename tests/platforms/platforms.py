@@ -47,5 +47,6 @@ PLATFORMS = (
     in_cluster("containerd-1.7", "containerd 1.7", RUNTIME, "containerd-1.7"),
     in_cluster("own-users", "pods with users of their own (`hostUsers: false`), which need runc 1.2",
                (*RUNTIME, "OwnUsersTest."), "runc-1.2"),
-    in_cluster("cri-o-1.34", "CRI-O 1.34", RUNTIME, "cri-o-1.34 runc-1.2"),
+    in_cluster("cri-o-1.34", "CRI-O 1.34", ("test_node.", "SharingTest.test_containers", "test_chart.InstallTest."),
+               "cri-o-1.34 runc-1.2"),
 )
