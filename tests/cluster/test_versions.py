@@ -50,17 +50,19 @@ class VersionsCase(ChartCase):
         self.chart.install(**values)
         self.wait_former_injectors_end()
 
-    def images_of(self, part):
-        """The images of a part's pods that serve."""
-        return {p["spec"]["containers"][0]["image"].rpartition(":")[2] == "former"
-                for p in self.api.list("Pod", NAMESPACE)
-                if p["metadata"]["name"].startswith(f"gpushm-{part}")
+    def versions(self, pods, part):
+        """Those of a part's pods that serve: "old" and "new"."""
+        return {"old" if p["spec"]["containers"][0]["image"].endswith(":former") else "new"
+                for p in pods.values() if p["metadata"]["name"].startswith(f"gpushm-{part}")
                 and "deletionTimestamp" not in p["metadata"] and is_ready(p)}
 
     def expect(self, plugin, injector):
-        """Which of them are the former release's: "old" or "new"."""
-        self.assertEqual(self.images_of("plugin"), {plugin == "old"})
-        self.assertEqual(self.images_of("injector"), {injector == "old"})
+        """Waits until they are of the former release, "old", or of this one, "new". Helm returns before
+        the plugin is ready where a DaemonSet may have none for a moment, as the former chart's may."""
+        self.api.wait("Pod", NAMESPACE, lambda pods: self.versions(pods, "plugin") == {plugin}
+                      and self.versions(pods, "injector") == {injector}, 60, lambda pods: (
+                          f"plugin {self.versions(pods, 'plugin')}, not {plugin}, or injector "
+                          f"{self.versions(pods, 'injector')}, not {injector}"))
 
     # ------------------------------------------------------------ pods
 
