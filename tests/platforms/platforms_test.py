@@ -99,9 +99,9 @@ class TableTest(unittest.TestCase):
                 self.assertTrue((here / module / "go.mod").exists(), module)
 
     def test_a_table_replaces_what_was_between_its_marks(self):
-        text = "a\n<!-- table platforms -->\nold\n<!-- end -->\nb\n"
+        text = "a\n<!-- platforms -->\nold\n<!-- end of platforms -->\nb\n"
         self.assertEqual(page.filled(text, ["new\n"]),
-                         "a\n<!-- table platforms -->\nnew\n<!-- end -->\nb\n")
+                         "a\n<!-- platforms -->\nnew\n<!-- end of platforms -->\nb\n")
 
     def test_each_platform_is_in_both_tables(self):
         for table in (page.short_table(), page.long_table()):
