@@ -67,8 +67,8 @@ class Chart:
         values |= self._values | more
         return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
 
-    def install(self, package=None, **values):
-        """Installs or upgrades; returns when everything is ready."""
+    def install(self, package=None, timeout_s=120, **values):
+        """Installs or upgrades; returns when everything is ready. Raises a Failure if that takes longer."""
         self._api.ensure_namespace(NAMESPACE, {"pod-security.kubernetes.io/enforce": "privileged"})
         package = package or self.package
         simulated = subprocess.run(
@@ -79,7 +79,7 @@ class Chart:
             profile.flush()
             self.helm("upgrade", "--install", self._release, str(package), "--namespace", NAMESPACE,
                       "--values", profile.name, *self.values(**values), "--wait",
-                      "--timeout", "120s")
+                      "--timeout", f"{timeout_s}s")
         self.wait_allocatable()
 
     def rollback(self):

@@ -2,6 +2,7 @@
 a while, or that somebody can set. test_versions.py has the upgrade itself."""
 
 from plugin import NAMESPACE
+from processes import Failure
 import test_versions
 from test_versions import PARTS, old
 
@@ -44,12 +45,24 @@ class MixedVersionsTest(test_versions.VersionsCase):
         for name in ("before", "between", "after"):
             self.goes_on(name)
 
-    def test_one_old_image_under_this_chart(self):
-        for part in ("sidecar", "plugin", "injector"):
+    def test_an_old_sidecar_under_this_chart(self):
+        self.upgrade(**old("sidecar"))
+        self.make("old-sidecar", broker="old")
+        self.goes_on("old-sidecar")
+
+    def test_images_that_are_older_than_the_chart_do_not_replace_what_runs(self):
+        """Goal: plugin and injector of the former release refuse what today's chart tells them, and say
+        what. The ones that run go on, so pods do too."""
+        self.upgrade()
+        self.make("stays", broker="new")
+        for part in ("plugin", "injector"):
             with self.subTest(part):
-                self.upgrade(**old(part))
-                self.make(f"old-{part}", broker="old" if part == "sidecar" else "new")
-                self.goes_on(f"old-{part}")
+                with self.assertRaisesRegex(Failure, "context deadline exceeded"):
+                    self.chart.install(timeout_s=15, **old(part))
+                self.expect(plugin="new", injector="new")
+                self.make(f"beside-old-{part}", broker="new")
+                self.chart.rollback()
+        self.goes_on("stays")
 
     def test_new_images_under_the_old_chart(self):
         self.chart.uninstall()
