@@ -61,7 +61,7 @@ pack_all() {  # FOLDER
 
 pack_node() {  # FOLDER
   assemble_node "$1/node"
-  cp -a --parents -t "$1/source" CMakeLists.txt tests/cluster/*.py tests/gpu_node/*.py tests/gpu_node/pairs
+  cp -a --parents -t "$1/source" platform/base/version.h tests/cluster/*.py tests/gpu_node/*.py tests/gpu_node/pairs
 }
 
 # test_pack: runs `./run test gpu` from a pack, on the simulated driver, in a mount namespace
