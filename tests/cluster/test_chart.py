@@ -548,7 +548,7 @@ class ExamplesTest(ChartCase):
                 continue
             with self.subTest(name):
                 self.cluster.kubectl("apply", "-n", self.namespace, "-f", "-", input=re.sub(
-                    rf"{re.escape(NAMES)}/(\w+):[\d.]+", lambda found: image(found[1]),
+                    rf"{re.escape(NAMES)}/(\w+):[\w.-]+", lambda found: image(found[1]),
                     files[name].read_text()))
                 for selector, container_name, text in prints:
                     self.wait_printed(selector, container_name, text)
