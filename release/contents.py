@@ -161,7 +161,7 @@ def inventory(arguments):
     parts = [*inside[dist / "images/plugin.oci.tar"], *inside[dist / "images/sidecar.oci.tar"]]
     for path in sorted(dist.glob("node/*")):
         inside[path] = [*parts, *map(debian, NODE), *modules(arguments.programs, arguments.go)]
-    for path in sorted(dist.glob("chart/*")):
+    for path in sorted([*dist.glob("chart/*"), *dist.glob("deploy/*")]):
         inside[path] = []
     return inside
 
@@ -245,7 +245,7 @@ def breaches(dist):
             yield f"names {name}, which is missing"
         elif provenance.sha256(dist / name) != checksum:
             yield f"has another checksum of {name}"
-    for folder in ("images", "chart", "python", "debian", "linux", "node"):
+    for folder in ("images", "chart", "deploy", "python", "debian", "linux", "node"):
         for path in sorted(dist.glob(f"{folder}/*")):
             if str(path.relative_to(dist)) not in named:
                 yield f"does not name {path.relative_to(dist)}"

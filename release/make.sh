@@ -47,6 +47,7 @@ release() {
   mkdir -p "$stage/dist"
   part "library packages" release_library "$stage"
   part "chart" release_chart "$stage" "$programs/helm"
+  part "manifests" release_manifests "$stage"
   part "image archives" release_archives "$stage/dist"
   install -D -m 644 -t "$stage/dist/python" "$build"/wheels-dist/*
   install -D -m 644 -t "$stage/dist/node" "$build/gpushm-node-$version-x86_64.tar.xz"
@@ -120,6 +121,15 @@ release_chart() {  # STAGE HELM
   python3 release/oci.py chart "$file" "$folder/chart.json" "${file%.tgz}.oci.tar" >/dev/null
 }
 
+# Of deploy/, what users apply or start.
+release_manifests() {  # STAGE
+  local folder=$1/manifests name=gpushm-manifests-$version
+  mkdir -p "$folder/$name"
+  git ls-files -z -- deploy/{examples,examples-overlay,grafana,prometheus,support-bundle} 'deploy/*.yaml' |
+    tar --null -T - --dereference -c | tar -C "$folder/$name" -x
+  archive_folder "$folder" "$name" "$1/dist/deploy/$name.tar.gz"
+}
+
 # ---------------------------------------------------------------- images
 
 # Cross-compiled; the base of those with a distribution runs its scripts in an emulator.
@@ -154,7 +164,7 @@ release_contents() {  # DIST PROGRAMS
 
 # release_verify FOLDER [--files]
 release_verify() {
-  local BASES='' HELM='' suite
+  local BASES='' HELM='' KUBECTL='' suite
   [ $# -gt 0 ] || die "usage: ./run release verify FOLDER [--files]"
   if [ "$(id -u)" != 0 ] || [ "${2:-}" = --files ]; then
     export BASES HELM KUBERNETES=$release_kubernetes
@@ -166,7 +176,8 @@ release_verify() {
       die "debootstrap cannot make an empty Debian \"$suite\""
   done
   HELM=$(command -v helm || echo "$(cluster_programs)/helm")
-  export BASES HELM KUBERNETES=$release_kubernetes
+  KUBECTL=$(command -v kubectl || echo "$(cluster_programs)/kubectl")
+  export BASES HELM KUBECTL KUBERNETES=$release_kubernetes
   release/verify "$@"
   part "in a cluster" release_in_cluster "$1"
 }

@@ -30,7 +30,7 @@ class Platform:
 def in_cluster(name, what, patterns, modules=""):
     """Cases of tests/cluster, with programs of these folders here in place of the usual ones."""
     return Platform(name, what, ("./run", "cluster", "test", *patterns),
-                    prepare=("./run", "cluster", "prepare"),
+                    prepare=("./run", "cluster", "prepare", *patterns),
                     environment={"GPUSHM_CLUSTER_MODULES": modules})
 
 
@@ -49,4 +49,14 @@ PLATFORMS = (
                (*RUNTIME, "OwnUsersTest."), "runc-1.2"),
     in_cluster("cri-o-1.34", "CRI-O 1.34", ("test_node.", "SharingTest.test_containers", "test_chart.InstallTest."),
                "cri-o-1.34 runc-1.2"),
+    in_cluster("two-injectors", "two nodes with an injector each, one of which is ended at each step of an update",
+               ("test_two_injectors",)),
+    in_cluster("certificates-chart", "the webhooks' certificate made by the chart",
+               ("test_certificates.ChartsCertificateTest",)),
+    in_cluster("certificates-given", "the webhooks' certificate given in a Secret",
+               ("test_certificates.GivenCertificateTest",)),
+    in_cluster("cert-manager", "the webhooks' certificate made by cert-manager's controllers",
+               ("test_certificates.CertManagerTest",)),
+    Platform("aarch64", "aarch64, emulated by QEMU, which does not show how it orders memory accesses",
+             ("./run", "test", "aarch64"), "build/results/aarch64.xml"),
 )
