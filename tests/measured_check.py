@@ -61,7 +61,7 @@ def check_row(row):
     what, number, page, file, path = row
     page, = linked(page)
     file, = linked(file)
-    if number not in page.read_text():
+    if not re.search(rf"(?<![\w.,]){re.escape(number)}(?![\w]|[.,]\d)", page.read_text()):
         yield f"{what}: {page.relative_to(ROOT)} does not have \"{number}\""
     value = json.loads(file.read_text())
     try:

@@ -111,7 +111,7 @@ class Cluster:
         return "\n  ".join([f"see {self.log(name)}", *lines])
 
     def save_logs(self, folder):
-        """For use after `down`. Pods' own logs are symbolic links to files on the node."""
+        """For use after `end`. Pods' own logs are symbolic links to files on the node."""
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.logs, folder, symlinks=True, ignore_dangling_symlinks=True)
 

@@ -18,6 +18,7 @@ AT_ONCE = 20 * PER_SECOND
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
+    number: int
     start_s: float   # Of the monotonic clock.
     seconds: float
     refusal: str     # Empty: the pod was made, with a sidecar.
@@ -65,18 +66,22 @@ class PodMaker:
             refusal = "" if sidecars == ["gpushm"] else f"admitted without a sidecar: {sidecars}"
         except (Refused, OSError, http.client.HTTPException) as error:
             refusal = f"{type(error).__name__}: {error}"
-        self.attempts.append(Attempt(start, time.monotonic() - start, refusal))
+        self.attempts.append(Attempt(number, start, time.monotonic() - start, refusal))
 
     def wait_more(self, pods=3 * PER_SECOND):
-        """Returns when as many further pods have been answered; how many were refused in all."""
+        """Returns when so many further pods, and all that were begun before, have been answered; how
+        many were refused in all."""
         goal = self._started + pods
-        wait_until(lambda: f"only {len(self.attempts)} of {goal} pods are answered", 120,
-                   lambda: len(self.attempts) >= goal)
+
+        def answered():
+            return sum(a.number < goal for a in list(self.attempts))
+
+        wait_until(lambda: f"only {answered()} of {goal} pods are answered", 120,
+                   lambda: answered() == goal)
         return len(self.refused())
 
-    def refused(self, since_s=0.0):
-        """Those that were begun at or after that time."""
-        return [a for a in list(self.attempts) if a.refusal and a.start_s >= since_s]
+    def refused(self):
+        return [a for a in list(self.attempts) if a.refusal]
 
     def summary(self):
         attempts = list(self.attempts)
@@ -84,5 +89,6 @@ class PodMaker:
         longest = max((a.seconds for a in attempts), default=0)
         text = f"{len(attempts)} pods, {len(refused)} refused, longest wait {longest:.2f} s"
         if refused:
-            text += f", refused within {refused[-1].start_s - refused[0].start_s:.1f} s"
+            starts = [a.start_s for a in refused]
+            text += f", refused within {max(starts) - min(starts):.1f} s"
         return text

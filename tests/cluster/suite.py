@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import faulthandler
 import importlib
-import io
 import pathlib
 import re
 import signal
@@ -48,9 +47,10 @@ NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 class Result(unittest.TestResult):
     """One line for each case, with the reason of a failure at once, and numbers at the end."""
 
-    def __init__(self, cluster):
+    def __init__(self, cluster, path):
         super().__init__()
         self._cluster = cluster
+        self._path = path
         self._suite = ElementTree.Element("testsuite", name="cluster")
         self._start = 0.0
         self._trouble = []
@@ -108,6 +108,7 @@ class Result(unittest.TestResult):
             print("\n".join(trouble), flush=True)
         elif skipped is not None:
             ElementTree.SubElement(case, "skipped", message=skipped)
+        self._write()  # What has ended counts, however this process ends.
 
     def numbers(self):
         """(passed, skipped, failed) of the recorded cases."""
@@ -130,13 +131,13 @@ class Result(unittest.TestResult):
         for name, value in versions.items():
             ElementTree.SubElement(properties, "property", name=name, value=value)
 
-    def write(self, path):
+    def _write(self):
         passed, skipped, failed = self.numbers()
         for name, number in (("tests", passed + skipped + failed), ("skipped", skipped),
                              ("failures", failed)):
             self._suite.set(name, str(number))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        ElementTree.ElementTree(self._suite).write(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        ElementTree.ElementTree(self._suite).write(self._path)
 
 
 def cases_of(suite):
@@ -152,6 +153,9 @@ def load(patterns):
     named = [name for name in NAMED if any(p.partition(".")[0] == name for p in patterns)]
     found = [case for name in MODULES + named
              for case in cases_of(loader.loadTestsFromModule(importlib.import_module(name)))]
+    for pattern in patterns:
+        if not any(pattern in case.id() for case in found):
+            raise Failure(f'no case has "{pattern}" in its name')
     return unittest.TestSuite(case for case in found
                               if not patterns or any(p in case.id() for p in patterns))
 
@@ -200,13 +204,14 @@ def running_cluster(arguments):
     try:
         yield cluster
     finally:
-        cluster.save_logs(arguments.results.parent / "cluster-logs")
-        cluster.down()
+        try:
+            cluster.end()
+            cluster.save_logs(arguments.results.parent / "cluster-logs")
+        finally:
+            cluster.down()
 
 
 def out_of_time(*_):
-    text = io.StringIO()
-    traceback.print_stack(file=text)
     raise Failure(f"the case takes more than {CASE_TIMEOUT_S} s")
 
 
@@ -232,12 +237,9 @@ def main():
         ClusterCase.former = arguments.former or None  # Empty: there are none.
         ClusterCase.programs = pathlib.Path(arguments.driver).resolve().parent / "tests"
         ClusterCase.images, ClusterCase.driver = arguments.images, arguments.driver
-        result = Result(cluster)
+        result = Result(cluster, arguments.results)
         result.add_versions()
-        try:
-            load(arguments.patterns).run(result)
-        finally:
-            result.write(arguments.results)
+        load(arguments.patterns).run(result)
     passed, skipped, failed = result.numbers()
     print(f"cluster: {passed} passed, {skipped} skipped, {failed} failed, "
           f"{time.monotonic() - start:.0f} s")

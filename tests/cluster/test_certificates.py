@@ -155,24 +155,18 @@ class CertManagerTest(CertificateCase):
         super().setUpClass()
         cls.manager = CertManager(cls.cluster)
         cls.chart.uninstall()
-        cls.addClassCleanup(cls.leave)
+        cls.addClassCleanup(cls.cluster.api.delete, "Secret", AUTHORITY, NAMESPACE)
+        cls.addClassCleanup(cls.manager.down)
+        cls.addClassCleanup(cls.to_helms)
         cls.manager.up()
         cls.chart.install()
 
     @classmethod
-    def leave(cls):
+    def to_helms(cls):
         """The guide's steps, and an upgrade that makes Helm's certificate."""
-        cls.cluster.kubectl("delete", "certificate", CERTIFICATE, "-n", NAMESPACE)
+        cls.cluster.kubectl("delete", "certificate", CERTIFICATE, "-n", NAMESPACE, "--ignore-not-found")
         cls.cluster.api.delete("Secret", HELMS, NAMESPACE)
         cls.chart.install(**{"certificates.mode": "helm"})
-        cls.manager.down()
-        cls.cluster.api.delete("Secret", AUTHORITY, NAMESPACE)
-
-    def to_helms(self):
-        """The guide's steps."""
-        self.cluster.kubectl("delete", "certificate", CERTIFICATE, "-n", NAMESPACE)
-        self.api.delete("Secret", HELMS, NAMESPACE)
-        self.chart.install(**{"certificates.mode": "helm"})
 
     def from_helms(self):
         self.api.delete("Secret", HELMS, NAMESPACE)

@@ -46,7 +46,9 @@ def long_table():
 
 
 def filled(text, table):
-    return TABLE.sub(lambda found: found[1] + "".join(table) + found[2], text)
+    new, number = TABLE.subn(lambda found: found[1] + "".join(table) + found[2], text)
+    assert number == 1, f"{number} places for a table, not one"
+    return new
 
 
 def main():

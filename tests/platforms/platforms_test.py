@@ -1,5 +1,6 @@
 """run.py and page.py, with commands of the shell as platforms."""
 
+import os
 import pathlib
 import tempfile
 import unittest
@@ -74,6 +75,23 @@ class RunTest(unittest.TestCase):
         self.assertEqual(row["result"], "no")
         self.assertIn("took more than", row["why"])
         self.assertEqual((self.folder / "trap").read_text(), "ended\n")
+
+    def test_what_a_shell_leaves_is_ended_too(self):
+        """As bash does in `./run`: it ends at once, and what it started does not."""
+        run.LIMIT_S = run.END_S = 1
+        self.addCleanup(setattr, run, "END_S", run.END_S)
+        row = self.row(f"""python3 -c 'import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("{self.folder}/pid", "w").write(str(os.getpid()))
+time.sleep(60)'; true""")
+        self.assertEqual(row["result"], "no")
+        with self.assertRaises(ProcessLookupError):
+            os.kill(int((self.folder / "pid").read_text()), 0)
+
+    def test_a_pattern_without_cases_is_a_no(self):
+        row = self.row("true")
+        self.assertEqual(row["result"], "no")
+        self.assertEqual(row["why"], "no case passed in sh -c true")
 
     def test_what_this_computer_cannot_run_writes_no_row(self):
         self.assertIsNone(self.row("exit 77"))

@@ -2,10 +2,12 @@
 
 usage: ./run test platforms [--again] [--list] [NAME ...]
 NAME: one of platforms.py; none: all. A platform whose row is of this commit is not run again, so
-the same command continues what was interrupted; --again runs it in any case.
+the same command continues what was interrupted; --again runs it in any case. Fails if a result is
+another one than platforms.py expects.
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -86,13 +88,20 @@ def execute(words, environment, log, limit):
             return process.wait(limit)
         except subprocess.TimeoutExpired:
             return None
-        finally:
-            if process.poll() is None:  # Also after Ctrl-C.
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(END_S)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
+        finally:  # Also after Ctrl-C.
+            end_group(process)
+
+
+def end_group(process):
+    """Ends what is left of its process group, of which the process itself may have ended first."""
+    with contextlib.suppress(ProcessLookupError):  # Nothing is left.
+        for number, seconds in ((signal.SIGTERM, END_S), (signal.SIGKILL, 10)):
+            os.killpg(process.pid, number)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                process.poll()
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
 
 
 def run(platform, commit):
@@ -114,7 +123,7 @@ def run(platform, commit):
     row = {"name": platform.name, "versions": versions,
            "command": f"./run test platforms {platform.name}", "commit": commit,
            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-           "result": "yes" if status == 0 and not failed else "no",
+           "result": "yes" if status == 0 and passed and not failed else "no",
            "passed": passed, "skipped": skipped, "failed": sorted(failed),
            "seconds": round(time.monotonic() - start)}
     if row["result"] == "no":
@@ -124,6 +133,8 @@ def run(platform, commit):
 
 
 def why(command, limit, status, failed, output):
+    if status == 0 and not failed:
+        return f"no case passed in {command}"
     if failed:
         text = "; ".join(f"{name}: {line}" for name, line in failed.items())
         return f"failed in {command}: {text}"
@@ -168,7 +179,7 @@ def main():
                 continue
             write(row)
         ran += 1
-        bad += row["result"] != "yes"
+        bad += row["result"] != known[name].expected
         print(f"{name}: {row['result']}, {row['passed']} cases passed, {row['seconds']} s, "
               f"{row['date']}, {row['commit']}{': ' + row['why'] if 'why' in row else ''}", flush=True)
     if arguments.list:
