@@ -3,12 +3,13 @@
 
 # The base of the image `python`; only its list of packages is used here.
 ARG PYTHON_BASE=docker.io/library/python:3.11-slim-bookworm
-# A Debian or Ubuntu with apt sources, whose Python has the version of PYTHON_BASE's.
-ARG COMPILE_BASE=docker.io/library/debian:bookworm-slim
+# A Debian or Ubuntu with apt sources, whose Python has the version of PYTHON_BASE's, for the machine of the image:
+# another one than this computer's is emulated, because pip and the module need that machine's Python.
+ARG PYTHON_COMPILE_BASE=docker.io/library/debian:bookworm-slim
 
-FROM ${PYTHON_BASE} AS base
+FROM --platform=${TARGETPLATFORM} ${PYTHON_BASE} AS base
 
-FROM ${COMPILE_BASE} AS packages
+FROM --platform=${TARGETPLATFORM} ${PYTHON_COMPILE_BASE} AS packages
 RUN apt-get update -qq && \
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
       ca-certificates cmake g++ ninja-build python3-dev python3-venv && \

@@ -5,7 +5,6 @@
 set -euo pipefail
 
 release_images=(plugin sidecar injector demo python)
-release_foreign=(plugin sidecar injector demo)  # Also for aarch64.
 release_suites=(bullseye bookworm trixie)  # glibc 2.31, 2.36 and 2.41.
 release_kubernetes=1.36.0  # Helm renders for a version; this one has all that the chart may use.
 
@@ -136,17 +135,16 @@ release_manifests() {  # STAGE
 release_foreign_images() {
   need qemu-user-static "${image_packages[@]}" || die "packages are missing"
   MACHINE=aarch64 tests/aarch64/emulate tests/cluster/images "$build/images/aarch64" '' \
-    "${release_foreign[@]}"
+    "${release_images[@]}"
 }
 
 # release_archives DIST: images.txt has a line for each: name, tag, digest.
 release_archives() {
-  local image digest archives
+  local image digest
   mkdir -p "$1/images"
   for image in "${release_images[@]}"; do
-    archives=("$build/images/$image.tar")
-    [[ " ${release_foreign[*]} " != *" $image "* ]] || archives+=("$build/images/aarch64/$image.tar")
-    digest=$(python3 release/oci.py image "${archives[@]}" "$1/images/$image.oci.tar")
+    digest=$(python3 release/oci.py image "$build/images/$image.tar" "$build/images/aarch64/$image.tar" \
+      "$1/images/$image.oci.tar")
     printf 'gpushm/%s %s %s\n' "$image" "$version" "$digest" >>"$1/images.txt"
   done
   install -m 755 release/mirror-images "$1/"

@@ -9,30 +9,24 @@
 {{/* (dict "root" $ "component" "plugin") -> labels that never change: selectors. */}}
 {{- define "gpushm.selector" -}}
 app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
-{{/* The same -> all labels. */}}
+{{/* The same -> all labels, each once, as kustomize refuses a repeated key. The chart's own take
+precedence over "labels" of the dict, and these over the common ones. */}}
 {{- define "gpushm.labels" -}}
-{{ include "gpushm.selector" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/part-of: gpushm
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := dict "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/part-of" "gpushm"
+  "app.kubernetes.io/managed-by" .root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") }}
+{{- toYaml (merge (include "gpushm.selector" . | fromYaml) $own (.labels | default dict) .root.Values.commonLabels) }}
 {{- end }}
 
 {{/* The same -> a pod's labels. They have no version, so that pods are not replaced when only the
 version changes. */}}
 {{- define "gpushm.podLabels" -}}
-{{ include "gpushm.selector" . }}
-app.kubernetes.io/part-of: gpushm
-{{- with merge (dict) (get .root.Values .component).podLabels .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- toYaml (merge (include "gpushm.selector" . | fromYaml) (dict "app.kubernetes.io/part-of" "gpushm")
+  (get .root.Values .component).podLabels .root.Values.commonLabels) }}
 {{- end }}
 
 {{/* The same -> an object's metadata without its name and namespace. "labels" and "annotations" of the
@@ -40,9 +34,6 @@ dict are added; these annotations take precedence over the common ones. */}}
 {{- define "gpushm.clusterMetadata" -}}
 labels:
   {{- include "gpushm.labels" . | nindent 2 }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}

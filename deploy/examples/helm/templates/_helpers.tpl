@@ -1,10 +1,16 @@
 {{/* The annotations of the pod. gpushm's webhook reads them, and denies a pod with a mistake in one. */}}
 {{- define "shared-weights.annotations" -}}
 {{- range $name, $buffer := .Values.buffers }}
-buffers.gpushm.io/{{ $name }}: {{ toJson $buffer | quote }}
+{{- $keys := dict }}
+{{- range $key, $value := $buffer }}
+{{- if ne (toJson $value) "null" }}{{ $keys = set $keys $key $value }}{{ end }}
+{{- end }}
+buffers.gpushm.io/{{ $name }}: {{ toJson $keys | quote }}
 {{- end }}
 {{- range $name, $server := .Values.servers }}
-private.gpushm.io/{{ $name }}: {{ $server.private | quote }}
+{{- with $server.private }}
+private.gpushm.io/{{ $name }}: {{ . | quote }}
+{{- end }}
 {{- end }}
 {{- if gt (int .Values.gpus) 1 }}
 gpushm.io/gpus: {{ .Values.gpus | quote }}
