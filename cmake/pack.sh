@@ -8,6 +8,7 @@ set -euo pipefail
 # only what `./run test gpu-node` needs, because one archive with both would be too large.
 pack() {
   local version name folder
+  need xz-utils || die "packages are missing"
   version=$(sed -n 's/.*kVersion.*"\(.*\)".*/\1/p' platform/base/version.h)
   case ${1:-} in
     '') name=gpushm-pack-$version-$(uname -m) ;;

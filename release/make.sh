@@ -25,6 +25,7 @@ release() {
     esac
   done
   [ "$(uname -m)" = x86_64 ] || die "a release is made on x86_64; this is $(uname -m)"
+  [ "$(id -u)" = 0 ] || die "a release is made as root, because it makes the base systems of images"
   [ -n "$dirty" ] || refuse_changes
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
   export SOURCE_DATE_EPOCH
@@ -33,6 +34,7 @@ release() {
   local programs
   programs=$(cluster_programs)
   if [ -z "$reuse" ]; then
+    export GPUSHM_FRESH=1  # Images get the distribution's packages of today.
     part "library for old systems" portable x86_64
     part "images" images
     part "images for aarch64" release_foreign_images
@@ -168,10 +170,10 @@ release_verify() {
     export BASES HELM KUBERNETES=$release_kubernetes
     exec release/verify "$@"
   fi
-  need debootstrap qemu-user-static || die "packages are missing"
+  need qemu-user-static xz-utils "${cluster_packages[@]}" || die "packages are missing"
   for suite in "${release_suites[@]}"; do
     BASES+=" $suite=$(SUITE=$suite tests/cluster/base g++)" ||
-      die "debootstrap cannot make an empty Debian \"$suite\""
+      die "an empty Debian \"$suite\" cannot be made"
   done
   HELM=$(command -v helm || echo "$(cluster_programs)/helm")
   KUBECTL=$(command -v kubectl || echo "$(cluster_programs)/kubectl")
@@ -184,7 +186,6 @@ release_verify() {
 # installed, upgraded from the former release under running pods, and rolled back.
 release_in_cluster() {
   local programs base former cases=$build/release-cases
-  need "${cluster_packages[@]}" || die "packages are missing"
   programs=$(cluster_programs)
   compile dev gpushm_driver_sim
   base=$(tests/cluster/base)
