@@ -23,6 +23,7 @@ import contents
 import notes
 import oci
 import provenance
+import version
 
 TIMEOUT_S = 60
 
@@ -359,8 +360,21 @@ class NotesTest(unittest.TestCase):
 
 
 class VersionTest(unittest.TestCase):
-    def version(self, *words):
-        return run(sys.executable, RELEASE / "version.py", *words)
+    def version(self, *words, root=ROOT):
+        return run(sys.executable, root / "release/version.py", *words)
+
+    def copy(self):
+        """The files that name the version, and all documents, in a repository of their own."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        root = pathlib.Path(folder.name)
+        declared = {path for path, _, _ in version.DECLARED}
+        for path in {*version.tracked(*version.NAMED_IN, "*.md"), *declared, "release/version.py"}:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, root / path)
+        self.assertEqual(run("git", "-C", root, "init", "--quiet")[0], 0)
+        self.assertEqual(run("git", "-C", root, "add", ".")[0], 0)
+        return root
 
     def test_all_files_name_the_same(self):
         self.assertEqual(self.version("check"), (0, ""))
@@ -369,6 +383,38 @@ class VersionTest(unittest.TestCase):
         status, text = self.version("set", "1.0-rc1")
         self.assertEqual(status, 1)
         self.assertIn("'1.0-rc1' is not a version: write 1.2.3 or 1.2.3-rc.1", text)
+
+    def test_set_leaves_no_other_version(self):
+        root = self.copy()
+        for wanted, *rows in [
+                ("7.8.9-rc.10", "| 7, 8, 9 |", "| 70809 |", "| 7.8.9 |", "| 7.8.9rc10 |", "| 7.8.9~rc.10 |"),
+                ("7.9.0", "| 7, 9, 0 |", "| 70900 |", "| 7.9.0 |")]:
+            with self.subTest(wanted):
+                self.assertEqual(self.version("set", wanted, root=root), (0, ""))
+                self.assertEqual(self.version("check", root=root), (0, ""))
+                read = (root / "docs/reference/compatibility.md").read_text()
+                for row in (f"This is version {wanted}.", *rows):
+                    self.assertIn(row, read)
+                for path in ("docs/guides/from-dynamo.md", "docs/guides/from-nvidia-sharing.md", "deploy/gpushm.yaml"):
+                    self.assertIn(wanted, (root / path).read_text())
+                self.assertIn(f'prerelease: "{"true" if "rc" in wanted else "false"}"',
+                              (root / "helm/gpushm/Chart.yaml").read_text())
+
+    def test_finds_a_candidate_that_a_document_still_names(self):
+        root = self.copy()
+        self.version("set", "7.8.9", root=root)
+        for text in ("1.2.3-rc.1", "1.2.3rc1", "1.2.3~rc.1", "-rc.1", "rc1"):
+            with self.subTest(text):
+                (root / "CONTRIBUTING.md").write_text(f"As of `{text}` and src1.\n")
+                self.assertEqual(self.version("check", root=root),
+                                 (1, f"CONTRIBUTING.md names {text}, and the version is 7.8.9\n"))
+
+    def test_refuses_the_tag_of_another_version(self):
+        self.assertEqual(self.version("tag", f"v{version.current()}"), (0, ""))
+        for tag in (version.current(), "v0.0.1", f"v{version.current()}.1"):
+            status, text = self.version("tag", tag)
+            self.assertEqual(status, 1)
+            self.assertIn(f"the tag is {tag}, and the version is {version.current()}: ", text)
 
 
 class MakeTest(unittest.TestCase):
