@@ -10,7 +10,7 @@ release_kubernetes=1.36.0  # Helm renders for a version; this one has all that t
 
 # release [--dirty] [--reuse] [--packages] | verify FOLDER | compare FOLDER FOLDER | publish FOLDER REGISTRY
 release() {
-  local arguments=("$@") option dirty='' reuse='' record='' version stage dist=$root/dist
+  local arguments=("$@") option dirty='' reuse='' record='' version notes stage dist=$root/dist
   case ${1:-} in
     verify) release_verify "${@:2}"; return ;;
     compare) exec release/compare "${@:2}" ;;
@@ -29,6 +29,7 @@ release() {
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
   export SOURCE_DATE_EPOCH
   version=$(sed -n 's/.*kVersion.*"\(.*\)".*/\1/p' platform/base/version.h)
+  notes=$(python3 release/notes.py "$version" ${dirty:+--trial})
 
   local programs
   programs=$(cluster_programs)
@@ -50,7 +51,7 @@ release() {
   part "image archives" release_archives "$stage/dist"
   install -D -m 644 -t "$stage/dist/python" "$build"/wheels-dist/*
   install -D -m 644 -t "$stage/dist/node" "$build/gpushm-node-$version-x86_64.tar.xz"
-  python3 release/notes.py "$version" >"$stage/dist/NOTES.md"
+  printf '%s\n' "$notes" >"$stage/dist/NOTES.md"
   part "licences and lists of contents" release_contents "$stage/dist" "$programs"
   python3 release/provenance.py write "$stage/dist" "./run release ${arguments[*]}"
   (cd "$stage/dist" && find . -type f -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum) \

@@ -348,15 +348,24 @@ class PackagesTest(unittest.TestCase):
 
 class NotesTest(unittest.TestCase):
     CHANGELOG = ("# Changelog\n\n## [Unreleased]\n\n- new\n\n"
-                 "## [1.2.3] - 2026-11-27\n\n### Added\n\n- old\n\n## [1.2.2]\n")
+                 "## [1.2.3] - 2026-11-27\n\n### Added\n\n- old\n\n## [1.2.2]\n\n"
+                 "- [`a`](docs/a.md#b) and ([the page](../c.md)), as [others](https://example.org/d.md) do\n")
 
     def test_has_the_section_of_the_version(self):
         self.assertEqual(notes.notes(self.CHANGELOG, "files\n", "1.2.3"),
                          "# gpushm 1.2.3\n\nfiles\n\n### Added\n\n- old\n")
 
-    def test_says_that_there_is_none_yet(self):
+    def test_has_no_links_into_the_tree(self):
+        self.assertIn("- `a` and (the page), as [others](https://example.org/d.md) do\n",
+                      notes.notes(self.CHANGELOG, "files\n", "1.2.2"))
+
+    def test_a_trial_says_that_there_is_none_yet(self):
         self.assertIn("This is not a release: CHANGELOG.md has no section for 2.0.0.\n\nfiles\n\n- new\n",
-                      notes.notes(self.CHANGELOG, "files\n", "2.0.0"))
+                      notes.notes(self.CHANGELOG, "files\n", "2.0.0", trial=True))
+
+    def test_refuses_a_version_without_a_section(self):
+        self.assertEqual(run(sys.executable, RELEASE / "notes.py", "0.0.1"),
+                         (1, "notes.py: CHANGELOG.md has no section [0.0.1]: write it, or try with --dirty\n"))
 
 
 class VersionTest(unittest.TestCase):
