@@ -224,7 +224,7 @@ class MirrorTest(MadeUpRelease):
 class PublishTest(MadeUpRelease):
     CHART = "sha256:" + "c" * 64
 
-    def publish(self, *arguments, helm=f"Digest: {CHART}", lacks=""):
+    def publish(self, *arguments, helm=f"Digest: {CHART}", lacks="", log=subprocess.PIPE):
         """Runs it with stand-ins for the tools that talk to a registry, which note how they are called."""
         tools = self.folder / "tools"
         tools.mkdir()
@@ -236,7 +236,7 @@ class PublishTest(MadeUpRelease):
                 (tools / name).write_text(f"#!/bin/bash\necho \"{name} $*\" >>{self.folder}/calls\n{says}\n")
                 (tools / name).chmod(0o755)
         done = subprocess.run([tools / "bash", RELEASE / "publish", *arguments], env={"PATH": str(tools)}, text=True,
-                              capture_output=True, timeout=TIMEOUT_S, check=False)
+                              stdout=subprocess.PIPE, stderr=log, timeout=TIMEOUT_S, check=False)
         calls = self.folder / "calls"
         return done.returncode, done.stdout, done.stderr, calls.read_text() if calls.exists() else ""
 
@@ -251,6 +251,16 @@ class PublishTest(MadeUpRelease):
                          [*wanted, "c" * 64 + "  registry.example:5000/team/charts/gpushm"])
         self.assertIn(f"helm push {self.dist}/chart/gpushm-1.2.3.tgz oci://registry.example:5000/team/charts\n", calls)
         self.assertNotIn("cosign", calls)
+
+    def test_keeps_what_its_log_has(self):
+        with (self.folder / "log").open("w+") as log:
+            log.write("before\n")
+            log.flush()
+            self.publish(self.dist, "registry.example", log=log)
+            log.seek(0)
+            lines = log.read().splitlines()
+        self.assertEqual([lines[0], lines[-1]], ["before", f"Digest: {self.CHART}"])
+        self.assertIn("For the chart: --set global.imageRegistry=registry.example", lines)
 
     def test_signs_by_digest(self):
         status, _, errors, calls = self.publish(self.dist, "registry.example/team", "--sign")
@@ -321,6 +331,23 @@ class UnpackTest(MadeUpRelease):
 
     def test_says_that_there_is_no_image_for_the_machine(self):
         self.assertIn("it has no image for arm64", self.unpack("sidecar", "arm64"))
+
+
+@unittest.skipUnless(shutil.which("dpkg-deb"), "dpkg-deb is missing")
+class DebianTest(unittest.TestCase):
+    def test_the_version_sorts_a_candidate_first_and_file_names_have_no_tilde(self):
+        with tempfile.TemporaryDirectory() as folder:
+            prefix, out = pathlib.Path(folder, "prefix"), pathlib.Path(folder, "out")
+            for name in ("LICENSE", "include/gpushm.h", "lib/libgpushm.so", "lib/libgpushm.so.0",
+                         "lib/libgpushm.so.1.2.3", "lib/libgpushm-cudaipc.so", "lib/cmake/a", "lib/pkgconfig/a",
+                         "bin/gpushmctl"):
+                (prefix / name).parent.mkdir(parents=True, exist_ok=True)
+                (prefix / name).write_text("")
+            status, text = run(RELEASE / "debian", prefix, "1.2.3-rc.4", "2.28", "aarch64", f"{folder}/work", out)
+            self.assertEqual(status, 0, text)
+            self.assertEqual({path.name: run("dpkg-deb", "--field", path, "Version")[1] for path in out.iterdir()},
+                             {f"{name}_1.2.3-rc.4_arm64.deb": "1.2.3~rc.4\n"
+                              for name in ("gpushm-tools", "libgpushm-dev", "libgpushm0")})
 
 
 class PackagesTest(unittest.TestCase):
@@ -412,11 +439,10 @@ class VersionTest(unittest.TestCase):
     def test_finds_a_candidate_that_a_document_still_names(self):
         root = self.copy()
         self.version("set", "7.8.9", root=root)
-        for text in ("1.2.3-rc.1", "1.2.3rc1", "1.2.3~rc.1", "-rc.1", "rc1"):
-            with self.subTest(text):
-                (root / "CONTRIBUTING.md").write_text(f"As of `{text}` and src1.\n")
-                self.assertEqual(self.version("check", root=root),
-                                 (1, f"CONTRIBUTING.md names {text}, and the version is 7.8.9\n"))
+        names = ("1.2.3-rc.1", "1.2.3rc1", "1.2.3~rc.1", "-rc.1", "rc1")
+        (root / "CONTRIBUTING.md").write_text(f"src1 {' '.join(names)}.\n")
+        self.assertEqual(self.version("check", root=root), (1, "".join(
+            f"CONTRIBUTING.md names {name}, and the version is 7.8.9\n" for name in names)))
 
     def test_refuses_the_tag_of_another_version(self):
         self.assertEqual(self.version("tag", f"v{version.current()}"), (0, ""))
