@@ -161,10 +161,10 @@ release_contents() {  # DIST PROGRAMS
 
 # ---------------------------------------------------------------- trying it
 
-# release_verify FOLDER [--files]
+# release_verify FOLDER [--files | --strict]
 release_verify() {
   local BASES='' HELM='' KUBECTL='' suite
-  [ $# -gt 0 ] || die "usage: ./run release verify FOLDER [--files]"
+  [ $# -gt 0 ] || die "usage: ./run release verify FOLDER [--files | --strict]"
   if [ "$(id -u)" != 0 ] || [ "${2:-}" = --files ]; then
     export BASES HELM KUBERNETES=$release_kubernetes
     exec release/verify "$@"
@@ -176,7 +176,8 @@ release_verify() {
   done
   HELM=$(command -v helm || echo "$(cluster_programs)/helm")
   KUBECTL=$(command -v kubectl || echo "$(cluster_programs)/kubectl")
-  export BASES HELM KUBECTL KUBERNETES=$release_kubernetes
+  PYTHONS=$(runtime/python/build --pythons) || true  # verify says which wheels lack theirs.
+  export BASES HELM KUBECTL PYTHONS KUBERNETES=$release_kubernetes
   release/verify "$@"
   part "in a cluster" release_in_cluster "$1"
 }

@@ -161,6 +161,50 @@ class VerifyTest(MadeUpRelease):
                             "sbom.spdx.json does not name chart/new.tgz")
 
 
+class ChecksTest(unittest.TestCase):
+    """Single functions of verify."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def one(self, *words, **environment):
+        return run(RELEASE / "verify", "--one", *words, work=str(self.folder), **environment)
+
+    def test_strict_fails_for_what_this_computer_lacks(self):
+        elsewhere = "check a true; check b elsewhere 'for aarch64'; finish"
+        lacks = "check a true; check b cannot 'Helm is missing'; finish"
+        for commands, strict, wanted in [(elsewhere, "", 0), (elsewhere, "--strict", 0), (lacks, "", 0),
+                                         (lacks, "--strict", 1)]:
+            with self.subTest(commands, strict=strict):
+                status, text = self.one("eval", commands, strict=strict)
+                self.assertEqual(status, wanted, text)
+                self.assertRegex(text, r"b +not checked: (for aarch64|Helm is missing)\n"
+                                       r"1 passed, 0 failed, 1 not checked\n")
+                self.assertEqual("--strict: this computer lacks what 1 checks need" in text, wanted == 1)
+
+    def test_takes_the_pythons_that_it_is_given(self):
+        for tag in ("cp310", "cp313"):
+            python = self.folder / tag
+            python.write_text(f"#!/bin/sh\necho {tag}\n")
+            python.chmod(0o755)
+        pythons = f"{self.folder}/missing {self.folder}/cp310 {self.folder}/cp313"
+        for tag, abi, wanted in [("cp310", "cp310", "cp310"), ("cp312", "abi3", "cp313"), ("cp313", "cp313", "cp313")]:
+            status, text = self.one("python_for", tag, abi, PYTHONS=pythons)
+            self.assertEqual((status, text.splitlines()[-1]), (0, f"{self.folder}/{wanted}"))
+        status, text = self.one("python_for", "cp312", "cp312", PYTHONS=pythons)
+        self.assertEqual(status, 77)
+        self.assertIn("PYTHONS has no Python 3.12: ", text)
+
+    def test_says_which_glibc_is_allowed(self):
+        library = self.folder / "library"
+        library.write_text("GLIBC_2.4 GLIBC_2.36")
+        self.assertEqual(self.one("new_symbols", "2.28", library),
+                         (1, "needs GLIBC_2.36, and the limit is GLIBC_2.28\n"))
+        self.assertEqual(self.one("new_symbols", "2.36", library)[0], 0)
+
+
 class CompareTest(MadeUpRelease):
     def test_a_second_release_is_the_same(self):
         self.assertEqual(run(RELEASE / "compare", self.dist, self.make("again")),
