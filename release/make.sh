@@ -8,12 +8,13 @@ release_images=(plugin sidecar injector demo python)
 release_suites=(bullseye bookworm trixie)  # glibc 2.31, 2.36 and 2.41.
 release_kubernetes=1.36.0  # Helm renders for a version; this one has all that the chart may use.
 
-# release [--dirty] [--reuse] [--packages] | verify FOLDER | compare FOLDER FOLDER | publish FOLDER REGISTRY
+# release [--dirty] [--reuse] [--packages] | verify FOLDER | compare FOLDER FOLDER | assets FOLDER OUT | publish FOLDER REGISTRY
 release() {
   local arguments=("$@") option dirty='' reuse='' record='' version notes stage dist=$root/dist
   case ${1:-} in
     verify) release_verify "${@:2}"; return ;;
     compare) exec release/compare "${@:2}" ;;
+    assets) exec release/assets "${@:2}" ;;
     publish) exec release/publish "${@:2}" ;;
   esac
   for option in "$@"; do
@@ -21,7 +22,7 @@ release() {
       --dirty) dirty=1 ;;
       --reuse) dirty=1 reuse=1 ;;
       --packages) dirty=1 record=1 ;;
-      *) die "unknown option $option: ./run release knows --dirty, --reuse, --packages, verify, compare and publish" ;;
+      *) die "unknown option $option: ./run release knows --dirty, --reuse, --packages, verify, compare, assets and publish" ;;
     esac
   done
   [ "$(uname -m)" = x86_64 ] || die "a release is made on x86_64; this is $(uname -m)"

@@ -221,6 +221,35 @@ class CompareTest(MadeUpRelease):
                          f"only in {self.dist}: images.txt\nonly in {other}: more\n7 files are the same\n")
 
 
+class AssetsTest(MadeUpRelease):
+    def test_has_one_archive_and_files_with_their_own_licences(self):
+        for name in ("deploy/manifests.tar.gz", "debian/gpushm-tools_1.2.3-rc.4_amd64.deb", "linux/gpushm.tar.gz",
+                     "linux/gpushmctl", "node/node.tar.xz", "LICENSES/deb/libc6/copyright", "mirror-images"):
+            (self.dist / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.dist / name).write_text(name)
+        (self.dist / "linux/gpushmctl").chmod(0o755)
+        self.sum(self.dist)
+        out = self.folder / "assets"
+        self.assertEqual(run(RELEASE / "assets", self.dist, out), (0, ""))
+        self.assertEqual({path.name for path in out.iterdir()},
+                         {"gpushm-1.2.3.tar", "gpushm-1.2.3.tgz", "manifests.tar.gz", "gpushm.tar.gz",
+                          "gpushm-tools_1.2.3-rc.4_amd64.deb"})
+        self.assertEqual(run("tar", "-C", self.folder, "-xf", out / "gpushm-1.2.3.tar"), (0, ""))
+        unpacked = self.folder / "gpushm-1.2.3"
+        self.assertEqual(run("sh", "-c", 'cd "$0" && sha256sum --check --strict --quiet --ignore-missing SHA256SUMS',
+                             unpacked), (0, ""))
+        lacks = ("images/", "mirror-images")
+        self.assertEqual({str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()},
+                         {name for name in map(str, (path.relative_to(self.dist) for path in self.dist.rglob("*")
+                                                     if path.is_file())) if not name.startswith(lacks)})
+        self.assertTrue(os.access(unpacked / "linux/gpushmctl", os.X_OK))
+
+    def test_wants_a_release(self):
+        status, text = run(RELEASE / "assets", self.folder, self.folder / "assets")
+        self.assertEqual(status, 2)
+        self.assertIn("usage: ", text)
+
+
 class MirrorTest(MadeUpRelease):
     def mirror(self, tool, digest):
         """Runs it from the release, with a stand-in for a tool that says `digest` of each image."""
