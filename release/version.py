@@ -37,7 +37,9 @@ NAMED_IN = ["README.md", "deploy", "docs/guides", "docs/reference", "docs/start"
 HISTORY = {"CHANGELOG.md", "docs/reference/platforms.md"}  # What was so on which day.
 NAMED = [
     (rf"registry\.(?:invalid|example)/(?:team/)?gpushm/[\w$]+:({VERSION})", "full"),
-    (rf"\bgpushm-({VERSION})(?:\.tgz|-linux)", "full"),
+    (rf"\bgpushm(?:-manifests|ctl)?-({VERSION})(?:\.tgz|\.oci\.tar|\.tar\.gz|-linux|$)", "full"),
+    (rf"\b(?:libgpushm0|libgpushm-dev|gpushm-tools)_({VERSION})_", "full"),
+    (rf"--version ({VERSION})", "full"),
     (rf"\b(?:Version|This is version) ({VERSION})[;:.,]", "full"),
     (rf"\| ({VERSION}) \| (?:one number for|the chart's own)", "full"),
     (r"\| (\d+, \d+, \d+) \| the project's version when the header", "listed"),
