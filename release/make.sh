@@ -8,12 +8,13 @@ release_images=(plugin sidecar injector demo python)
 release_suites=(bullseye bookworm trixie)  # glibc 2.31, 2.36 and 2.41.
 release_kubernetes=1.36.0  # Helm renders for a version; this one has all that the chart may use.
 
-# release [--dirty] [--reuse] [--packages] | verify FOLDER | compare FOLDER FOLDER | publish FOLDER REGISTRY
+# release [--dirty] [--reuse] [--packages] | verify FOLDER | compare FOLDER FOLDER | assets FOLDER OUT | publish FOLDER REGISTRY
 release() {
-  local arguments=("$@") option dirty='' reuse='' record='' version stage dist=$root/dist
+  local arguments=("$@") option dirty='' reuse='' record='' version notes stage dist=$root/dist
   case ${1:-} in
     verify) release_verify "${@:2}"; return ;;
     compare) exec release/compare "${@:2}" ;;
+    assets) exec release/assets "${@:2}" ;;
     publish) exec release/publish "${@:2}" ;;
   esac
   for option in "$@"; do
@@ -21,7 +22,7 @@ release() {
       --dirty) dirty=1 ;;
       --reuse) dirty=1 reuse=1 ;;
       --packages) dirty=1 record=1 ;;
-      *) die "unknown option $option: ./run release knows --dirty, --reuse, --packages, verify, compare and publish" ;;
+      *) die "unknown option $option: ./run release knows --dirty, --reuse, --packages, verify, compare, assets and publish" ;;
     esac
   done
   [ "$(uname -m)" = x86_64 ] || die "a release is made on x86_64; this is $(uname -m)"
@@ -30,6 +31,7 @@ release() {
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
   export SOURCE_DATE_EPOCH
   version=$(sed -n 's/.*kVersion.*"\(.*\)".*/\1/p' platform/base/version.h)
+  notes=$(python3 release/notes.py "$version" ${dirty:+--trial})
 
   local programs
   programs=$(cluster_programs)
@@ -52,7 +54,7 @@ release() {
   part "image archives" release_archives "$stage/dist"
   install -D -m 644 -t "$stage/dist/python" "$build"/wheels-dist/*
   install -D -m 644 -t "$stage/dist/node" "$build/gpushm-node-$version-x86_64.tar.xz"
-  python3 release/notes.py "$version" >"$stage/dist/NOTES.md"
+  printf '%s\n' "$notes" >"$stage/dist/NOTES.md"
   part "licences and lists of contents" release_contents "$stage/dist" "$programs"
   python3 release/provenance.py write "$stage/dist" "./run release ${arguments[*]}"
   (cd "$stage/dist" && find . -type f -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum) \
@@ -162,10 +164,10 @@ release_contents() {  # DIST PROGRAMS
 
 # ---------------------------------------------------------------- trying it
 
-# release_verify FOLDER [--files]
+# release_verify FOLDER [--files | --strict]
 release_verify() {
   local BASES='' HELM='' KUBECTL='' suite
-  [ $# -gt 0 ] || die "usage: ./run release verify FOLDER [--files]"
+  [ $# -gt 0 ] || die "usage: ./run release verify FOLDER [--files | --strict]"
   if [ "$(id -u)" != 0 ] || [ "${2:-}" = --files ]; then
     export BASES HELM KUBERNETES=$release_kubernetes
     exec release/verify "$@"
@@ -177,7 +179,8 @@ release_verify() {
   done
   HELM=$(command -v helm || echo "$(cluster_programs)/helm")
   KUBECTL=$(command -v kubectl || echo "$(cluster_programs)/kubectl")
-  export BASES HELM KUBECTL KUBERNETES=$release_kubernetes
+  PYTHONS=$(runtime/python/build --pythons) || true  # verify says which wheels lack theirs.
+  export BASES HELM KUBECTL PYTHONS KUBERNETES=$release_kubernetes
   release/verify "$@"
   part "in a cluster" release_in_cluster "$1"
 }

@@ -1,8 +1,9 @@
 """Prints the notes of a version: its section of CHANGELOG.md, and what the folder contains.
 
-usage: notes.py VERSION
+usage: notes.py VERSION [--trial]
 
-If the changelog has no section of that version yet, the notes are what is unreleased, and say so.
+If the changelog has no section of that version, it fails; with --trial the notes are what is unreleased,
+and say so.
 """
 
 import pathlib
@@ -19,20 +20,27 @@ def section(changelog, name):
     return found and found[1].strip()
 
 
-def notes(changelog, contents, version):
+def notes(changelog, contents, version, trial=False):
     changes = section(changelog, version)
     title = f"# gpushm {version}\n\n"
     if not changes:
+        if not trial:
+            raise ValueError(f"CHANGELOG.md has no section [{version}]: write it, or try with --dirty")
         changes = section(changelog, "Unreleased") or ""
         title += f"This is not a release: CHANGELOG.md has no section for {version}.\n\n"
+    # Links to files of the tree lead nowhere outside of it.
+    changes = re.sub(r"\[([^]]+)\]\((?!https?:)[^)]+\)", r"\1", changes)
     return f"{title}{contents.strip()}\n\n{changes}\n"
 
 
 def main():
-    version, = sys.argv[1:]
+    version, *option = sys.argv[1:]
     contents = (HERE / "contents.md").read_text(encoding="utf-8").replace("VERSION", version)
     changelog = (HERE.parent / "CHANGELOG.md").read_text(encoding="utf-8")
-    sys.stdout.write(notes(changelog, contents, version))
+    try:
+        sys.stdout.write(notes(changelog, contents, version, option == ["--trial"]))
+    except ValueError as error:
+        sys.exit(f"notes.py: {error}")
 
 
 if __name__ == "__main__":

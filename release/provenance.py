@@ -20,8 +20,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def sha256(path):
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def subjects(dist):

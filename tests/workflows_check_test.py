@@ -99,6 +99,9 @@ class RightsTest(unittest.TestCase):
                 ("  contents: read", "  packages: write", "every job may write"),
                 ("concurrency:\n  group: all\n", "", "no `concurrency`"),
                 ("    timeout-minutes: 5\n", "", "job suite has no timeout-minutes"),
+                # That of a step is none of the job.
+                ("    timeout-minutes: 5\n    steps:\n", "    steps:\n      - run: ./run abi\n        timeout-minutes: 5\n",
+                 "job suite has no timeout-minutes"),
                 ("persist-credentials: false", "fetch-depth: 0", "job suite leaves its token")]:
             with self.subTest(new=new, words=words):
                 found = self.found(old, new)

@@ -23,6 +23,7 @@ import contents
 import notes
 import oci
 import provenance
+import version
 
 TIMEOUT_S = 60
 
@@ -160,6 +161,50 @@ class VerifyTest(MadeUpRelease):
                             "sbom.spdx.json does not name chart/new.tgz")
 
 
+class ChecksTest(unittest.TestCase):
+    """Single functions of verify."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def one(self, *words, **environment):
+        return run(RELEASE / "verify", "--one", *words, work=str(self.folder), **environment)
+
+    def test_strict_fails_for_what_this_computer_lacks(self):
+        elsewhere = "check a true; check b elsewhere 'for aarch64'; finish"
+        lacks = "check a true; check b cannot 'Helm is missing'; finish"
+        for commands, strict, wanted in [(elsewhere, "", 0), (elsewhere, "--strict", 0), (lacks, "", 0),
+                                         (lacks, "--strict", 1)]:
+            with self.subTest(commands, strict=strict):
+                status, text = self.one("eval", commands, strict=strict)
+                self.assertEqual(status, wanted, text)
+                self.assertRegex(text, r"b +not checked: (for aarch64|Helm is missing)\n"
+                                       r"1 passed, 0 failed, 1 not checked\n")
+                self.assertEqual("--strict: this computer lacks what 1 checks need" in text, wanted == 1)
+
+    def test_takes_the_pythons_that_it_is_given(self):
+        for tag in ("cp310", "cp313"):
+            python = self.folder / tag
+            python.write_text(f"#!/bin/sh\necho {tag}\n")
+            python.chmod(0o755)
+        pythons = f"{self.folder}/missing {self.folder}/cp310 {self.folder}/cp313"
+        for tag, abi, wanted in [("cp310", "cp310", "cp310"), ("cp312", "abi3", "cp313"), ("cp313", "cp313", "cp313")]:
+            status, text = self.one("python_for", tag, abi, PYTHONS=pythons)
+            self.assertEqual((status, text.splitlines()[-1]), (0, f"{self.folder}/{wanted}"))
+        status, text = self.one("python_for", "cp312", "cp312", PYTHONS=pythons)
+        self.assertEqual(status, 77)
+        self.assertIn("PYTHONS has no Python 3.12: ", text)
+
+    def test_says_which_glibc_is_allowed(self):
+        library = self.folder / "library"
+        library.write_text("GLIBC_2.4 GLIBC_2.36")
+        self.assertEqual(self.one("new_symbols", "2.28", library),
+                         (1, "needs GLIBC_2.36, and the limit is GLIBC_2.28\n"))
+        self.assertEqual(self.one("new_symbols", "2.36", library)[0], 0)
+
+
 class CompareTest(MadeUpRelease):
     def test_a_second_release_is_the_same(self):
         self.assertEqual(run(RELEASE / "compare", self.dist, self.make("again")),
@@ -174,6 +219,35 @@ class CompareTest(MadeUpRelease):
         self.assertEqual(status, 1)
         self.assertEqual(text, "differs: NOTES.md\n"
                          f"only in {self.dist}: images.txt\nonly in {other}: more\n7 files are the same\n")
+
+
+class AssetsTest(MadeUpRelease):
+    def test_has_one_archive_and_files_with_their_own_licences(self):
+        for name in ("deploy/manifests.tar.gz", "debian/gpushm-tools_1.2.3-rc.4_amd64.deb", "linux/gpushm.tar.gz",
+                     "linux/gpushmctl", "node/node.tar.xz", "LICENSES/deb/libc6/copyright", "mirror-images"):
+            (self.dist / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.dist / name).write_text(name)
+        (self.dist / "linux/gpushmctl").chmod(0o755)
+        self.sum(self.dist)
+        out = self.folder / "assets"
+        self.assertEqual(run(RELEASE / "assets", self.dist, out), (0, ""))
+        self.assertEqual({path.name for path in out.iterdir()},
+                         {"gpushm-1.2.3.tar", "gpushm-1.2.3.tgz", "manifests.tar.gz", "gpushm.tar.gz",
+                          "gpushm-tools_1.2.3-rc.4_amd64.deb"})
+        self.assertEqual(run("tar", "-C", self.folder, "-xf", out / "gpushm-1.2.3.tar"), (0, ""))
+        unpacked = self.folder / "gpushm-1.2.3"
+        self.assertEqual(run("sh", "-c", 'cd "$0" && sha256sum --check --strict --quiet --ignore-missing SHA256SUMS',
+                             unpacked), (0, ""))
+        lacks = ("images/", "mirror-images")
+        self.assertEqual({str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()},
+                         {name for name in map(str, (path.relative_to(self.dist) for path in self.dist.rglob("*")
+                                                     if path.is_file())) if not name.startswith(lacks)})
+        self.assertTrue(os.access(unpacked / "linux/gpushmctl", os.X_OK))
+
+    def test_wants_a_release(self):
+        status, text = run(RELEASE / "assets", self.folder, self.folder / "assets")
+        self.assertEqual(status, 2)
+        self.assertIn("usage: ", text)
 
 
 class MirrorTest(MadeUpRelease):
@@ -223,7 +297,7 @@ class MirrorTest(MadeUpRelease):
 class PublishTest(MadeUpRelease):
     CHART = "sha256:" + "c" * 64
 
-    def publish(self, *arguments, helm=f"Digest: {CHART}", lacks=""):
+    def publish(self, *arguments, helm=f"Digest: {CHART}", lacks="", log=subprocess.PIPE):
         """Runs it with stand-ins for the tools that talk to a registry, which note how they are called."""
         tools = self.folder / "tools"
         tools.mkdir()
@@ -235,7 +309,7 @@ class PublishTest(MadeUpRelease):
                 (tools / name).write_text(f"#!/bin/bash\necho \"{name} $*\" >>{self.folder}/calls\n{says}\n")
                 (tools / name).chmod(0o755)
         done = subprocess.run([tools / "bash", RELEASE / "publish", *arguments], env={"PATH": str(tools)}, text=True,
-                              capture_output=True, timeout=TIMEOUT_S, check=False)
+                              stdout=subprocess.PIPE, stderr=log, timeout=TIMEOUT_S, check=False)
         calls = self.folder / "calls"
         return done.returncode, done.stdout, done.stderr, calls.read_text() if calls.exists() else ""
 
@@ -250,6 +324,16 @@ class PublishTest(MadeUpRelease):
                          [*wanted, "c" * 64 + "  registry.example:5000/team/charts/gpushm"])
         self.assertIn(f"helm push {self.dist}/chart/gpushm-1.2.3.tgz oci://registry.example:5000/team/charts\n", calls)
         self.assertNotIn("cosign", calls)
+
+    def test_keeps_what_its_log_has(self):
+        with (self.folder / "log").open("w+") as log:
+            log.write("before\n")
+            log.flush()
+            self.publish(self.dist, "registry.example", log=log)
+            log.seek(0)
+            lines = log.read().splitlines()
+        self.assertEqual([lines[0], lines[-1]], ["before", f"Digest: {self.CHART}"])
+        self.assertIn("For the chart: --set global.imageRegistry=registry.example", lines)
 
     def test_signs_by_digest(self):
         status, _, errors, calls = self.publish(self.dist, "registry.example/team", "--sign")
@@ -322,6 +406,23 @@ class UnpackTest(MadeUpRelease):
         self.assertIn("it has no image for arm64", self.unpack("sidecar", "arm64"))
 
 
+@unittest.skipUnless(shutil.which("dpkg-deb"), "dpkg-deb is missing")
+class DebianTest(unittest.TestCase):
+    def test_the_version_sorts_a_candidate_first_and_file_names_have_no_tilde(self):
+        with tempfile.TemporaryDirectory() as folder:
+            prefix, out = pathlib.Path(folder, "prefix"), pathlib.Path(folder, "out")
+            for name in ("LICENSE", "include/gpushm.h", "lib/libgpushm.so", "lib/libgpushm.so.0",
+                         "lib/libgpushm.so.1.2.3", "lib/libgpushm-cudaipc.so", "lib/cmake/a", "lib/pkgconfig/a",
+                         "bin/gpushmctl"):
+                (prefix / name).parent.mkdir(parents=True, exist_ok=True)
+                (prefix / name).write_text("")
+            status, text = run(RELEASE / "debian", prefix, "1.2.3-rc.4", "2.28", "aarch64", f"{folder}/work", out)
+            self.assertEqual(status, 0, text)
+            self.assertEqual({path.name: run("dpkg-deb", "--field", path, "Version")[1] for path in out.iterdir()},
+                             {f"{name}_1.2.3-rc.4_arm64.deb": "1.2.3~rc.4\n"
+                              for name in ("gpushm-tools", "libgpushm-dev", "libgpushm0")})
+
+
 class PackagesTest(unittest.TestCase):
     """The list of the distribution's packages that may be inside a release."""
 
@@ -347,20 +448,42 @@ class PackagesTest(unittest.TestCase):
 
 class NotesTest(unittest.TestCase):
     CHANGELOG = ("# Changelog\n\n## [Unreleased]\n\n- new\n\n"
-                 "## [1.2.3] - 2026-11-27\n\n### Added\n\n- old\n\n## [1.2.2]\n")
+                 "## [1.2.3] - 2026-11-27\n\n### Added\n\n- old\n\n## [1.2.2]\n\n"
+                 "- [`a`](docs/a.md#b) and ([the page](../c.md)), as [others](https://example.org/d.md) do\n")
 
     def test_has_the_section_of_the_version(self):
         self.assertEqual(notes.notes(self.CHANGELOG, "files\n", "1.2.3"),
                          "# gpushm 1.2.3\n\nfiles\n\n### Added\n\n- old\n")
 
-    def test_says_that_there_is_none_yet(self):
+    def test_has_no_links_into_the_tree(self):
+        self.assertIn("- `a` and (the page), as [others](https://example.org/d.md) do\n",
+                      notes.notes(self.CHANGELOG, "files\n", "1.2.2"))
+
+    def test_a_trial_says_that_there_is_none_yet(self):
         self.assertIn("This is not a release: CHANGELOG.md has no section for 2.0.0.\n\nfiles\n\n- new\n",
-                      notes.notes(self.CHANGELOG, "files\n", "2.0.0"))
+                      notes.notes(self.CHANGELOG, "files\n", "2.0.0", trial=True))
+
+    def test_refuses_a_version_without_a_section(self):
+        self.assertEqual(run(sys.executable, RELEASE / "notes.py", "0.0.1"),
+                         (1, "notes.py: CHANGELOG.md has no section [0.0.1]: write it, or try with --dirty\n"))
 
 
 class VersionTest(unittest.TestCase):
-    def version(self, *words):
-        return run(sys.executable, RELEASE / "version.py", *words)
+    def version(self, *words, root=ROOT):
+        return run(sys.executable, root / "release/version.py", *words)
+
+    def copy(self):
+        """The files that name the version, and all documents, in a repository of their own."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        root = pathlib.Path(folder.name)
+        declared = {path for path, _, _ in version.DECLARED}
+        for path in {*version.tracked(*version.NAMED_IN, "*.md"), *declared, "release/version.py"}:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, root / path)
+        self.assertEqual(run("git", "-C", root, "init", "--quiet")[0], 0)
+        self.assertEqual(run("git", "-C", root, "add", ".")[0], 0)
+        return root
 
     def test_all_files_name_the_same(self):
         self.assertEqual(self.version("check"), (0, ""))
@@ -369,6 +492,37 @@ class VersionTest(unittest.TestCase):
         status, text = self.version("set", "1.0-rc1")
         self.assertEqual(status, 1)
         self.assertIn("'1.0-rc1' is not a version: write 1.2.3 or 1.2.3-rc.1", text)
+
+    def test_set_leaves_no_other_version(self):
+        root = self.copy()
+        for wanted, *rows in [
+                ("7.8.9-rc.10", "| 7, 8, 9 |", "| 70809 |", "| 7.8.9 |", "| 7.8.9rc10 |", "| 7.8.9~rc.10 |"),
+                ("7.9.0", "| 7, 9, 0 |", "| 70900 |", "| 7.9.0 |")]:
+            with self.subTest(wanted):
+                self.assertEqual(self.version("set", wanted, root=root), (0, ""))
+                self.assertEqual(self.version("check", root=root), (0, ""))
+                read = (root / "docs/reference/compatibility.md").read_text()
+                for row in (f"This is version {wanted}.", *rows):
+                    self.assertIn(row, read)
+                for path in ("docs/guides/from-dynamo.md", "docs/guides/from-nvidia-sharing.md", "deploy/gpushm.yaml"):
+                    self.assertIn(wanted, (root / path).read_text())
+                self.assertIn(f'prerelease: "{"true" if "rc" in wanted else "false"}"',
+                              (root / "helm/gpushm/Chart.yaml").read_text())
+
+    def test_finds_a_candidate_that_a_document_still_names(self):
+        root = self.copy()
+        self.version("set", "7.8.9", root=root)
+        names = ("1.2.3-rc.1", "1.2.3rc1", "1.2.3~rc.1", "-rc.1", "rc1")
+        (root / "CONTRIBUTING.md").write_text(f"src1 {' '.join(names)}.\n")
+        self.assertEqual(self.version("check", root=root), (1, "".join(
+            f"CONTRIBUTING.md names {name}, and the version is 7.8.9\n" for name in names)))
+
+    def test_refuses_the_tag_of_another_version(self):
+        self.assertEqual(self.version("tag", f"v{version.current()}"), (0, ""))
+        for tag in (version.current(), "v0.0.1", f"v{version.current()}.1"):
+            status, text = self.version("tag", tag)
+            self.assertEqual(status, 1)
+            self.assertIn(f"the tag is {tag}, and the version is {version.current()}: ", text)
 
 
 class MakeTest(unittest.TestCase):
