@@ -257,7 +257,7 @@ class MirrorTest(MadeUpRelease):
         tools.mkdir()
         script = self.dist / "mirror-images"
         script.write_bytes((RELEASE / "mirror-images").read_bytes())
-        for name in ("bash", "cat", "dirname", "mktemp", "rm", "tar"):
+        for name in ("bash", "cat", "dirname", "grep", "mktemp", "rm", "tar"):
             (tools / name).symlink_to(run("which", name)[1].strip())
         if tool:
             (tools / tool).write_text(f"#!/bin/bash\necho \"{tool} $*\" >>{self.folder}/calls\n"
@@ -269,13 +269,22 @@ class MirrorTest(MadeUpRelease):
         return (self.folder / "calls").read_text()
 
     def digest_from_list(self):
-        return (f"while read -r name tag digest; do [[ \"$*\" != *\"$name\"* ]] || echo \"$digest\"; done "
-                f"<{self.dist}/images.txt")
+        return (f"while read -r name tag digest; do [[ \"$*\" != *\"$name:\"* ]] || echo \"$digest\"; done "
+                f"<<<'{self.listed()}'")
+
+    def listed(self):
+        """The lines of images.txt, and one for the chart."""
+        index = run("tar", "-xOf", self.dist / "chart/gpushm-1.2.3.oci.tar", "index.json")[1]
+        return ((self.dist / "images.txt").read_text()
+                + f"charts/gpushm 1.2.3 {json.loads(index)['manifests'][0]['digest']}")
 
     def test_copies_with_skopeo(self):
         status, text = self.mirror("skopeo", self.digest_from_list())
         self.assertEqual(status, 0, text)
-        self.assertIn("--set global.imageRegistry=registry.example/team\n", text)
+        self.assertIn("helm install gpushm oci://registry.example/team/charts/gpushm --version 1.2.3 "
+                      "--set global.imageRegistry=registry.example/team ", text)
+        self.assertIn(f"skopeo copy --all --preserve-digests oci-archive:{self.dist}/chart/gpushm-1.2.3.oci.tar "
+                      "docker://registry.example/team/charts/gpushm:1.2.3\n", self.calls())
         self.assertIn(f"skopeo copy --all --preserve-digests oci-archive:{self.dist}/images/plugin.oci.tar "
                       "docker://registry.example/team/gpushm/plugin:1.2.3\n", self.calls())
 
@@ -295,18 +304,18 @@ class MirrorTest(MadeUpRelease):
 
 
 class PublishTest(MadeUpRelease):
-    CHART = "sha256:" + "c" * 64
+    listed = MirrorTest.listed
 
-    def publish(self, *arguments, helm=f"Digest: {CHART}", lacks="", log=subprocess.PIPE):
+    def publish(self, *arguments, says=None, lacks="", log=subprocess.PIPE):
         """Runs it with stand-ins for the tools that talk to a registry, which note how they are called."""
         tools = self.folder / "tools"
         tools.mkdir()
         shutil.copyfile(RELEASE / "mirror-images", self.dist / "mirror-images")
-        for name in ("bash", "cat", "dirname", "grep", "sed", "tee"):
+        for name in ("bash", "cat", "dirname", "grep", "tar", "tee"):
             (tools / name).symlink_to(shutil.which(name))
-        for name, says in [("skopeo", MirrorTest.digest_from_list(self)), ("helm", f"echo '{helm}' >&2"), ("cosign", "")]:
+        for name, answer in [("skopeo", says or MirrorTest.digest_from_list(self)), ("cosign", "")]:
             if name != lacks:
-                (tools / name).write_text(f"#!/bin/bash\necho \"{name} $*\" >>{self.folder}/calls\n{says}\n")
+                (tools / name).write_text(f"#!/bin/bash\necho \"{name} $*\" >>{self.folder}/calls\n{answer}\n")
                 (tools / name).chmod(0o755)
         done = subprocess.run([tools / "bash", RELEASE / "publish", *arguments], env={"PATH": str(tools)}, text=True,
                               stdout=subprocess.PIPE, stderr=log, timeout=TIMEOUT_S, check=False)
@@ -314,15 +323,13 @@ class PublishTest(MadeUpRelease):
         return done.returncode, done.stdout, done.stderr, calls.read_text() if calls.exists() else ""
 
     def digests(self):
-        return dict(line.split()[::2] for line in (self.dist / "images.txt").read_text().splitlines())
+        return dict(line.split()[::2] for line in self.listed().splitlines())
 
     def test_prints_what_an_attestation_needs(self):
         status, text, errors, calls = self.publish(self.dist, "registry.example:5000/team/")
         self.assertEqual(status, 0, errors)
         wanted = [f"{digest[7:]}  registry.example:5000/team/{name}" for name, digest in self.digests().items()]
-        self.assertEqual(text.splitlines(),
-                         [*wanted, "c" * 64 + "  registry.example:5000/team/charts/gpushm"])
-        self.assertIn(f"helm push {self.dist}/chart/gpushm-1.2.3.tgz oci://registry.example:5000/team/charts\n", calls)
+        self.assertEqual(text.splitlines(), wanted)
         self.assertNotIn("cosign", calls)
 
     def test_keeps_what_its_log_has(self):
@@ -332,27 +339,26 @@ class PublishTest(MadeUpRelease):
             self.publish(self.dist, "registry.example", log=log)
             log.seek(0)
             lines = log.read().splitlines()
-        self.assertEqual([lines[0], lines[-1]], ["before", f"Digest: {self.CHART}"])
-        self.assertIn("For the chart: --set global.imageRegistry=registry.example", lines)
+        self.assertEqual(lines[0], "before")
+        self.assertIn(f"registry.example/charts/gpushm:1.2.3 {self.digests()['charts/gpushm']}", lines)
 
     def test_signs_by_digest(self):
         status, _, errors, calls = self.publish(self.dist, "registry.example/team", "--sign")
         self.assertEqual(status, 0, errors)
-        for name, digest in [*self.digests().items(), ("charts/gpushm", self.CHART)]:
+        for name, digest in self.digests().items():
             self.assertIn(f"cosign sign --yes registry.example/team/{name}@{digest}\n", calls)
 
-    def test_signs_nothing_that_has_no_digest(self):
-        status, text, errors, calls = self.publish(self.dist, "registry.example", "--sign", helm="Pushed")
-        self.assertEqual(status, 1, errors)
-        self.assertIn('publish: registry.example/charts/gpushm: no digest in the answer of the registry: ""\n', errors)
-        self.assertNotIn("charts", text + calls.replace("oci://registry.example/charts", ""))
+    def test_signs_nothing_if_the_registry_has_something_else(self):
+        status, text, errors, calls = self.publish(self.dist, "registry.example", "--sign", says="echo sha256:0")
+        self.assertEqual((status, text), (1, ""))
+        self.assertIn("has digest sha256:0, not sha256:", errors)
+        self.assertNotIn("cosign", calls)
 
     def test_says_what_is_missing_before_it_pushes(self):
         for arguments, lacks, words in [
                 ([], "", "usage: ./run release publish FOLDER REGISTRY [--sign], for example dist ghcr.io/team"),
                 ([self.dist, "registry.example", "--force"], "", "usage: "),
                 ([self.folder, "registry.example"], "", f"{self.folder} has no images.txt: name the folder"),
-                ([self.dist, "registry.example"], "helm", "helm is missing"),
                 ([self.dist, "registry.example", "--sign"], "cosign", "cosign is missing: install it, or leave out")]:
             with self.subTest(words=words):
                 shutil.rmtree(self.folder / "tools", ignore_errors=True)
