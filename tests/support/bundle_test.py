@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
@@ -44,6 +45,7 @@ EVENTS = "".join(FAILED + text + "\n" for text in (
     rf'"Error: cut off: exec: \"sh -c {SECRET}',
     r'"Failed to pull image \"x\": not found"')) + (
         '2026-11-27T10:00:00Z Normal Pulled Pod/exec "Image is present"\n')
+ODD = r"\033]0;owned\007\033[31mno gpushmctl\r\n"
 
 # The first whose words are in kubectl's arguments.
 ANSWERS = {
@@ -81,7 +83,7 @@ class BundleTest(unittest.TestCase):
         for number, (words, answer) in enumerate(ANSWERS.items()):
             (self.folder / f"answer-{number}").write_text(answer)
             cases.append(f"*' {words}'*) cat '{self.folder}/answer-{number}' ;;")
-        cases.append(f"*) exit 1 ;;")
+        cases.append(f"*) printf '{ODD}' >&2; exit 1 ;;")
         write_program(self.folder / "kubectl",
                       'case " $*" in\n' + "\n".join(cases) + "\nesac\n")
 
@@ -89,7 +91,7 @@ class BundleTest(unittest.TestCase):
         return [SCRIPT, *words, "--output", self.output]
 
     def collect(self, *words):
-        """{path: text} of the archive."""
+        """({path: text} of the archive, what the terminal got)."""
         done = subprocess.run(self.command(*words), env=self.environment, capture_output=True,
                               text=True, errors="replace", timeout=100, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -97,11 +99,11 @@ class BundleTest(unittest.TestCase):
             files = {member.name.removeprefix("gpushm-support/"):
                      tar.extractfile(member).read().decode(errors="replace")
                      for member in tar if member.isfile()}
-        return files
+        return files, done.stdout + done.stderr
 
     def test_what_is_taken(self):
         self.kubectl()
-        files = self.collect("--pod", "team/llm")
+        files, terminal = self.collect("--pod", "team/llm")
         for name, text in files.items():
             with self.subTest(name):
                 self.assertNotIn(SECRET, text)
@@ -123,6 +125,10 @@ class BundleTest(unittest.TestCase):
                          ["gpushm.io/gpu", "kubernetes.io/arch", "nvidia.com/gpu.product",
                           "nvidia.com/mig-1g.10gb.count"])
 
+        for text in (terminal, files["index.txt"]):
+            self.assertIn("no gpushmctl", text)
+            self.assertTrue(text.replace("\n", "").isprintable(), text)
+
     def test_configuration_is_what_gpushmctl_takes(self):
         """Goal: both filters of this file are alike, and leave out no documented key."""
         rows = (ROOT / "docs/reference/plugin-config.md").read_text()
@@ -132,7 +138,7 @@ class BundleTest(unittest.TestCase):
         configuration = self.folder / "plugin.yaml"
         configuration.write_text("\n".join([(HERE / "plugin.yaml").read_text(), *known, ""]))
         self.kubectl(f"*' get configmaps'*) cat '{configuration}' ;;")
-        of_script = self.collect()["gpushm/plugin.yaml"]
+        of_script = self.collect()[0]["gpushm/plugin.yaml"]
         self.assertNotIn(SECRET, of_script)
         for kept in ("credentials-folder: /var/run,", "nvidia.com/hostdev#1", "recheck-ms: 5000",
                      "passphrase: (removed)", *known):
@@ -147,6 +153,29 @@ class BundleTest(unittest.TestCase):
         with tarfile.open(made) as tar:
             name = next(name for name in tar.getnames() if name.endswith("plugin/config.yaml"))
             self.assertEqual(tar.extractfile(name).read().decode(), of_script)
+
+    def test_an_error_is_printable(self):
+        self.kubectl(f"*version*) printf '{ODD}' >&2; exit 1 ;;")
+        done = subprocess.run(self.command(), env=self.environment, capture_output=True, text=True,
+                              timeout=60, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("no gpushmctl", done.stderr)
+        self.assertTrue(done.stderr.replace("\n", "").isprintable(), done.stderr)
+
+    def test_its_end_ends_kubectl(self):
+        started = self.folder / "started"
+        os.mkfifo(started)
+        self.kubectl(f"*version*) echo $$ >'{started}'; exec sleep 90 ;;")
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with subprocess.Popen(self.command(), env=self.environment,
+                                  stderr=subprocess.DEVNULL) as script:
+                pid = int(started.read_text())
+                script.send_signal(number)
+                self.assertEqual(script.wait(30), 128 + number)
+            running = pathlib.Path(f"/proc/{pid}").exists()
+            if running:
+                os.kill(pid, signal.SIGKILL)
+            self.assertFalse(running, number)
 
     def test_the_list_of_values_is_the_charts(self):
         """Goal: a value that the chart gets later is in the list, or left out on purpose."""
