@@ -108,17 +108,18 @@ bool ConcernsGpus(std::string_view path) {
   return std::ranges::any_of(kParts, [&](std::string_view part) { return path.contains(part); });
 }
 
-// Whether a line's key is named like a secret. "attach-tokens" is a number, so "token" alone
-// counts.
+// Whether a line's key is named like a secret. None of the plugin's own keys is, but for two.
+// deploy/support-bundle has the same words.
 bool NamesSecret(std::string_view key) {
   std::string lower;
   for (const char c : key) {
     if (c != '-' && c != '_') lower += static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
   }
-  constexpr std::string_view kAnywhere[] = {"password", "passwd", "secret", "apikey", "privatekey"};
-  return lower.ends_with("token") || std::ranges::any_of(kAnywhere, [&](std::string_view word) {
-           return lower.contains(word);
-         });
+  constexpr std::string_view kAnywhere[] = {"auth",   "cabundle", "credential", "key",  "pass",
+                                            "secret", "token",    "url",        "value"};
+  return lower != "attachtokens" && lower != "credentialsfolder" &&
+         std::ranges::any_of(kAnywhere,
+                             [&](std::string_view word) { return lower.contains(word); });
 }
 
 bool IsKeyCharacter(char c) {
@@ -133,19 +134,15 @@ struct LinePart {
 
 // One line without its comment, and without what follows a key of a secret.
 LinePart PublicPart(std::string_view line) {
-  char quote = 0;
   for (size_t at = 0; at < line.size(); ++at) {
     const char c = line[at];
-    if (quote != 0) {
-      if (c == quote) quote = 0;
-    } else if (c == '"' || c == '\'') {
-      quote = c;
-    } else if (c == '#' && (at == 0 || line[at - 1] == ' ' || line[at - 1] == '\t')) {
+    // Also within quotes, because an apostrophe within a word is none.
+    if (c == '#' && (at == 0 || line[at - 1] == ' ' || line[at - 1] == '\t')) {
       return {line.substr(0, at)};
     }
     if (c != ':') continue;
     size_t begin = at;
-    while (begin > 0 && (line[begin - 1] == '"' || line[begin - 1] == '\'')) --begin;
+    while (begin > 0 && std::string_view("\"' \t").contains(line[begin - 1])) --begin;
     const size_t end = begin;
     while (begin > 0 && IsKeyCharacter(line[begin - 1])) --begin;
     if (NamesSecret(line.substr(begin, end - begin))) return {line.substr(0, at + 1), true};
@@ -341,12 +338,12 @@ std::string ConfigurationText(std::string_view yaml) {
   std::optional<size_t> below;  // The indentation of a secret's key, while its value goes on.
   while (!yaml.empty()) {
     const std::string_view line = Take(&yaml, '\n');
-    const size_t indent = line.find_first_not_of(' ');
-    if (below && (indent == line.npos || indent > *below ||
-                  (indent == *below && line.substr(indent).starts_with("- ")))) {
+    const auto [kept, secret] = PublicPart(line);
+    const size_t indent = kept.find_first_not_of(' ');
+    if (below && (indent == kept.npos || indent > *below ||
+                  (indent == *below && kept.substr(indent).starts_with('-')))) {
       continue;
     }
-    const auto [kept, secret] = PublicPart(line);
     below = secret ? std::optional(indent) : std::nullopt;
     text += Concat(kept, secret ? " (removed)\n" : "\n");
   }

@@ -119,6 +119,16 @@ class SupportBundleTest(ChartCase):
             self.assertIn('"checks"', text[archive + "doctor.json"])
         self.assertFalse([name for name in files if "other" in name])
 
+    def test_a_command_that_cannot_start_is_left_out(self):
+        """Goal: the runtime's message of it, which repeats the command, is not taken whole."""
+        self.create(pod("refused", container("a", f"run {SECRET}")))
+        self.wait_event("refused", f"run {SECRET}")
+        files = support_bundle(self.cluster, "--pod", f"{self.namespace}/refused")
+        for name, content in files.items():
+            self.assertNotIn(SECRET.encode(), content, name)
+        self.assertRegex(files[f"pods/{self.namespace}/refused/events.txt"].decode(),
+                         r" Failed .*(exec:|executable file) \(left out\)")
+
     def test_it_says_what_it_cannot_do(self):
         def run(*words, **environment):
             self.cluster.enter_network()
