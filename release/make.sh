@@ -137,7 +137,7 @@ release_manifests() {  # STAGE
 
 # Cross-compiled; the base of those with a distribution runs its scripts in an emulator.
 release_foreign_images() {
-  need qemu-user-static "${image_packages[@]}" || die "packages are missing"
+  need "${foreign_packages[@]}" "${image_packages[@]}" || die "packages are missing"
   MACHINE=aarch64 tests/aarch64/emulate tests/cluster/images "$build/images/aarch64" '' \
     "${release_images[@]}"
 }
@@ -172,7 +172,7 @@ release_verify() {
     export BASES HELM KUBERNETES=$release_kubernetes
     exec release/verify "$@"
   fi
-  need qemu-user-static xz-utils "${cluster_packages[@]}" || die "packages are missing"
+  need "${foreign_packages[@]}" xz-utils "${cluster_packages[@]}" || die "packages are missing"
   for suite in "${release_suites[@]}"; do
     BASES+=" $suite=$(SUITE=$suite tests/cluster/base g++)" ||
       die "an empty Debian \"$suite\" cannot be made"
