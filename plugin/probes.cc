@@ -53,13 +53,12 @@ http::Answer Ready(const ProbeSources& sources) {
   return {.body = "ok\n", .headers = {}};
 }
 
-Result<std::unique_ptr<http::Server>> ServeProbes(const std::string& address,
-                                                  ProbeSources sources) {
+http::Server::Paths ProbePaths(ProbeSources sources) {
   const auto shared = std::make_shared<const ProbeSources>(std::move(sources));
   http::Server::Paths paths;
   paths["/healthz"] = [shared](const http::Request&) { return Live(*shared); };
   paths["/readyz"] = [shared](const http::Request&) { return Ready(*shared); };
-  return ServeOn(address, std::move(paths));
+  return paths;
 }
 
 }  // namespace gpushm::plugin

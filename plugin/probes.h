@@ -1,5 +1,6 @@
-// Answers the kubelet's probes, on a port and threads of their own, so that a client that reads
-// metrics cannot hold up a probe.
+// Answers the kubelet's probes. probes.address gives them a port and threads of their own, so that a
+// client that reads metrics cannot hold up a probe. Without it they are on the port of metrics, where
+// the chart of 0.1 looks for them.
 //
 //   /healthz  200 while the threads that serve the node make progress. Problems of a GPU or the
 //             kubelet do not count, because a restart fixes neither.
@@ -51,7 +52,6 @@ http::Answer Ready(const ProbeSources& sources);
 Result<std::unique_ptr<http::Server>> ServeOn(const std::string& address,
                                               http::Server::Paths paths);
 
-// The probes on `address`. Errors as for ServeOn.
-Result<std::unique_ptr<http::Server>> ServeProbes(const std::string& address, ProbeSources sources);
+http::Server::Paths ProbePaths(ProbeSources sources);
 
 }  // namespace gpushm::plugin
