@@ -77,11 +77,10 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
   if (!loop) return std::unexpected(loop.error());
   std::unique_ptr<http::Server> probes;
   if (const std::string& address = options.config.monitoring.probes_address; !address.empty()) {
-    auto served = ServeOn(
-        address, ProbePaths({.loops = {{"that waits for the serving plugin",
-                                        [&] { return (*loop)->BusyMs(); }}},
-                             .since_look_ms = [] { return int64_t{0}; },
-                             .registration = {}}));
+    auto served = ServeOn(address, ProbePaths({.loops = {{"that waits for the serving plugin",
+                                                          [&] { return (*loop)->BusyMs(); }}},
+                                               .since_look_ms = [] { return int64_t{0}; },
+                                               .registration = {}}));
     if (!served) return std::unexpected(served.error());
     probes = std::move(*served);
   }
