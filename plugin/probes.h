@@ -52,6 +52,7 @@ http::Answer Ready(const ProbeSources& sources);
 Result<std::unique_ptr<http::Server>> ServeOn(const std::string& address,
                                               http::Server::Paths paths);
 
+// `/healthz` and `/readyz`, for a server.
 http::Server::Paths ProbePaths(ProbeSources sources);
 
 }  // namespace gpushm::plugin
