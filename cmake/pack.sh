@@ -9,7 +9,7 @@ set -euo pipefail
 pack() {
   local version name folder
   need xz-utils || die "packages are missing"
-  version=$(sed -n 's/.*kVersion.*"\(.*\)".*/\1/p' platform/base/version.h)
+  version=$(python3 release/version.py)
   case ${1:-} in
     '') name=gpushm-pack-$version-$(uname -m) ;;
     --node) name=gpushm-node-$version-$(uname -m) ;;

@@ -30,7 +30,7 @@ release() {
   [ -n "$dirty" ] || refuse_changes
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
   export SOURCE_DATE_EPOCH
-  version=$(sed -n 's/.*kVersion.*"\(.*\)".*/\1/p' platform/base/version.h)
+  version=$(python3 release/version.py)
   notes=$(python3 release/notes.py "$version" ${dirty:+--trial})
 
   local programs
