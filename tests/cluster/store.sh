@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # To be sourced: sets up buildah with its own store below the folder GPUSHM_CLUSTER_CACHE, which
-# nobody else uses. Sets `cache` and `store`.
+# nobody else uses. Sets `cache` and `store`, and base_image.
 cache=${GPUSHM_CLUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpushm}
 store=$cache/containers
 mkdir -p "$store/tmp"
@@ -12,3 +12,6 @@ export CONTAINERS_STORAGE_CONF=$store/storage.conf BUILDER=buildah BUILDAH_ISOLA
 export TMPDIR=$store/tmp  # Also for the cache mounts of RUN.
 # If the disk is itself an overlay, it cannot carry another one.
 buildah info >/dev/null 2>&1 || export STORAGE_DRIVER=vfs
+
+# base_image FILE: the image of a base; a base that is made anew has another one.
+base_image() { echo "localhost/gpushm/base:$(basename "$1" .tar)-$(stat -c %Y "$1")"; }
