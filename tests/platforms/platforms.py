@@ -58,5 +58,5 @@ PLATFORMS = (
     in_cluster("cert-manager", "the webhooks' certificate made by cert-manager's controllers",
                ("test_certificates.CertManagerTest",)),
     Platform("aarch64", "the unit tests on aarch64, emulated by QEMU, which does not show how it orders memory accesses",
-             ("./run", "test", "aarch64"), "build/results/aarch64.xml"),
+             ("./run", "test", "aarch64"), "build/results/aarch64.xml", prepare=("./run", "build", "aarch64")),
 )
