@@ -188,4 +188,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # Ctrl-C or SIGTERM.
+        sys.exit("platforms: interrupted; the same command begins again with the platform that did not end")
