@@ -78,8 +78,9 @@ class TwoNodesTest(ChartCase):
 
     def back(self):
         """For the next case."""
-        for name in [p["metadata"]["name"] for p in self.api.list("Pod", self.namespace)]:
-            self.api.delete("Pod", name, self.namespace, 0)
+        # Without a grace period the kubelet may still have to end claims when the pods are gone from the
+        # API, and the plugin that could is replaced.
+        self.delete_pods(*(p["metadata"]["name"] for p in self.api.list("Pod", self.namespace)))
         for node in (FIRST, SECOND):
             self.cluster.kubectl("label", "node", node, f"{LABEL}-")
             self.cluster.kubectl("uncordon", node)
