@@ -105,8 +105,9 @@ function(gpushm_test name)
   endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
-    ENVIRONMENT "${ARG_ENV}")
+  # COST: those that may take longest begin first, so that none is left to run alone.
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} COST ${ARG_TIMEOUT}
+    LABELS "${ARG_LABELS}" ENVIRONMENT "${ARG_ENV}")
 endfunction()
 
 # gpushm_fuzz(NAME SOURCES ... DEPS ... CORPUS dir [RUNS n]): a libFuzzer program. ctest replays the

@@ -4,8 +4,8 @@ a line for each case and writes JUnit's XML.
 
 usage: suite.py --state .. --programs .. --images .. --driver .. [--results FILE] [--former FOLDER]
                 [--release FOLDER] [PATTERN ...]
-PATTERN: runs only cases whose name contains one of these; test_certificates, test_two_injectors
-and test_mixed_versions run only by their names
+PATTERN: runs only cases whose name contains one of these; test_certificates, test_two_injectors,
+test_versions and test_mixed_versions run only by their names
 --release: chart and images come from there, what `./run release` made, by a registry in the cluster
 """
 
@@ -36,9 +36,9 @@ import try_it
 # In a sensible order: what fails first explains what fails later.
 MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_claims",
            "test_with_claims", "test_chart", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods",
-           "test_monitoring", "test_support", "test_versions", "test_two_nodes", "test_users"]
+           "test_monitoring", "test_support", "test_two_nodes", "test_users"]
 # These take longer, and run only when a pattern begins with their name.
-NAMED = ["test_certificates", "test_two_injectors", "test_mixed_versions"]
+NAMED = ["test_certificates", "test_two_injectors", "test_versions", "test_mixed_versions"]
 CASE_TIMEOUT_S = 240
 # XML 1.0 has no place for them, and a container's log may.
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
