@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # To be sourced: sets up buildah with its own store below the folder GPUSHM_CLUSTER_CACHE, which
-# nobody else uses. Sets `cache` and `store`, and base_image.
+# nobody else uses. Sets `cache` and `store`, base_image and prune_images.
 cache=${GPUSHM_CLUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpushm}
 store=$cache/containers
 mkdir -p "$store/tmp"
@@ -12,6 +12,9 @@ export CONTAINERS_STORAGE_CONF=$store/storage.conf BUILDER=buildah BUILDAH_ISOLA
 export TMPDIR=$store/tmp  # Also for the cache mounts of RUN.
 # If the disk is itself an overlay, it cannot carry another one.
 buildah info >/dev/null 2>&1 || export STORAGE_DRIVER=vfs
+
+# Removes images without a name. One that a container still uses stays, as of a test for aarch64 that runs.
+prune_images() { buildah rmi --prune >/dev/null 2>&1 || true; }
 
 # base_image FILE: the image of a base; a base that is made anew has another one.
 base_image() { echo "localhost/gpushm/base:$(basename "$1" .tar)-$(stat -c %Y "$1")"; }
