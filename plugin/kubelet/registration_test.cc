@@ -61,13 +61,15 @@ class RawClient {
   }
   std::unique_ptr<grpc::ClientReader<api::ListAndWatchResponse>> Watch(
       grpc::ClientContext* context) {
-    SetDeadline(context);
+    // Of the whole stream: an emulator takes half a minute to make hundreds of long lists.
+    SetDeadline(context, 10 * kLongMs);
     return stub_->ListAndWatch(context, {});
   }
 
  private:
-  static void SetDeadline(grpc::ClientContext* context) {
-    context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(kLongMs));
+  static void SetDeadline(grpc::ClientContext* context, int64_t milliseconds = kLongMs) {
+    context->set_deadline(std::chrono::system_clock::now() +
+                          std::chrono::milliseconds(milliseconds));
   }
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<api::DevicePlugin::Stub> stub_;
