@@ -78,8 +78,8 @@ class TwoNodesTest(ChartCase):
 
     def back(self):
         """For the next case."""
-        # Without a grace period the kubelet may still have to end claims when the pods are gone from the
-        # API, and the plugin that could is replaced.
+        # Not with a grace period of 0: such pods are gone from the API before the kubelet has ended their
+        # claims, which it cannot once the node's plugin is replaced.
         self.delete_pods(*(p["metadata"]["name"] for p in self.api.list("Pod", self.namespace)))
         for node in (FIRST, SECOND):
             self.cluster.kubectl("label", "node", node, f"{LABEL}-")
