@@ -68,7 +68,8 @@ class Chart:
         return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
 
     def install(self, package=None, timeout_s=120, **values):
-        """Installs or upgrades; returns when everything is ready. Raises a Failure if that takes longer."""
+        """Installs or upgrades; returns when everything is ready and no former injector answers
+        any more. Raises a Failure if that takes longer."""
         self._api.ensure_namespace(NAMESPACE, {"pod-security.kubernetes.io/enforce": "privileged"})
         package = package or self.package
         simulated = subprocess.run(
@@ -80,6 +81,11 @@ class Chart:
             self.helm("upgrade", "--install", self._release, str(package), "--namespace", NAMESPACE,
                       "--values", profile.name, *self.values(**values), "--wait",
                       "--timeout", f"{timeout_s}s")
+        # One that ends still answers for injector.drainMs, with the former values.
+        self._api.wait("Pod", NAMESPACE, lambda pods: not any(
+            "deletionTimestamp" in p["metadata"] for p in pods.values()), 30,
+            lambda pods: f"one of the injectors {sorted(pods)} has not ended",
+            labelSelector="app.kubernetes.io/component=injector")
         self.wait_allocatable()
 
     def rollback(self):
