@@ -163,6 +163,11 @@ class BundleTest(unittest.TestCase):
         self.assertTrue(done.stderr.replace("\n", "").isprintable(), done.stderr)
 
     def test_its_end_ends_kubectl(self):
+        """Goal: also if the signal comes right after kubectl's start. Method: each command of the
+        script begins late."""
+        (self.folder / "late").write_text(
+            "set -o functrace; trap '[ $BASHPID != $$ ] || sleep 0.05' DEBUG\n")
+        self.environment["BASH_ENV"] = str(self.folder / "late")
         started = self.folder / "started"
         os.mkfifo(started)
         self.kubectl(f"*version*) echo $$ >'{started}'; exec sleep 90 ;;")
