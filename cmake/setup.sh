@@ -41,7 +41,7 @@ need() {
   # One at a time: CI's steps run in parallel, and an apt-get that runs during another one fails, or
   # loses the packages that it fetched. dpkg's own lock waits for foreign ones.
   (
-    flock --timeout 900 9
+    flock --timeout 900 9 || die "another ./run has been installing packages for 15 minutes"
     "${sudo[@]}" apt-get update -qq 9<&- || true
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
       apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 "${missing[@]}" \

@@ -81,16 +81,19 @@ class Chart:
             self.helm("upgrade", "--install", self._release, str(package), "--namespace", NAMESPACE,
                       "--values", profile.name, *self.values(**values), "--wait",
                       "--timeout", f"{timeout_s}s")
-        # One that ends still answers for injector.drainMs, with the former values.
+        self._wait_replaced()
+
+    def rollback(self):
+        """Rolls back to the former revision; returns as `install` does."""
+        self.helm("rollback", self._release, "--namespace", NAMESPACE, "--wait", "--timeout", "120s")
+        self._wait_replaced()
+
+    def _wait_replaced(self):
+        # An injector that ends still answers for injector.drainMs, with the former values.
         self._api.wait("Pod", NAMESPACE, lambda pods: not any(
             "deletionTimestamp" in p["metadata"] for p in pods.values()), 30,
             lambda pods: f"one of the injectors {sorted(pods)} has not ended",
             labelSelector="app.kubernetes.io/component=injector")
-        self.wait_allocatable()
-
-    def rollback(self):
-        """Rolls back to the former revision; returns when everything is ready."""
-        self.helm("rollback", self._release, "--namespace", NAMESPACE, "--wait", "--timeout", "120s")
         self.wait_allocatable()
 
     def uninstall(self):
