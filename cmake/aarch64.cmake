@@ -1,4 +1,4 @@
-# Toolchain of GPUSHM_MACHINE=aarch64 (setup.sh): Debian's cross compiler. Its libraries for that machine
+# Toolchain of GPUSHM_MACHINE=aarch64 (tools/setup.sh): Debian's cross compiler. Its libraries for that machine
 # are in a folder of their own below /usr.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)

@@ -1,4 +1,4 @@
-# Toolchain of `./run portable`: zig's clang, through wrappers that portable.sh writes into the build
+# Toolchain of `./run portable`: zig's clang, through wrappers that tools/portable.sh writes into the build
 # folder, and which know the target. It has its own glibc headers and C++ library, so /usr must not be
 # searched, except for what was linked into <build>/include: headers whose packages would name
 # /usr/include.

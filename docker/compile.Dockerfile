@@ -14,10 +14,10 @@ ARG MACHINE=
 ENV GPUSHM_MACHINE=${MACHINE}
 WORKDIR /src
 # A separate step, so that an edit elsewhere does not install everything again.
-COPY cmake/setup.sh cmake/
+COPY tools/setup.sh tools/
 RUN apt-get update -qq && \
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends ccache && \
-    bash cmake/setup.sh --portable && rm -rf /var/lib/apt/lists/* /root/.cache
+    bash tools/setup.sh --portable && rm -rf /var/lib/apt/lists/* /root/.cache
 COPY --from=base /var/lib/dpkg/status /base/status
 COPY . .
 ARG VERSION=0

@@ -16,17 +16,10 @@ PINNED = re.compile(r"[\w./-]+@[0-9a-f]{40}")
 JOB = re.compile(r"  [\w-]+:$")
 
 
-def names_of(case):
-    """The words before `)` in the branches of a shell's `case`."""
-    branches = re.findall(r"^ +([a-z][a-z |-]*)\)", case.replace("\\\n", " "), re.MULTILINE)
-    return {word for branch in branches for word in re.split(r"[ |]+", branch)}
-
-
-def known(run):
+def known(tools):
     """The verbs of `./run`, and the suites of `./run test`."""
-    main = run[run.index("\nmain() {"):]
-    tests = run[run.index("\nrun_tests() {"):run.index("\ntest_gpu() {")]
-    return names_of(main), names_of(tests)
+    text = "\n".join(path.read_text() for path in tools.glob("*.sh"))
+    return {path.stem for path in tools.glob("*.sh")}, set(re.findall(r"^test_([\w-]+)\(\)", text, re.MULTILINE))
 
 
 def calls(text):
@@ -36,8 +29,7 @@ def calls(text):
             yield number, verb, word
 
 
-def check_calls(name, text, run):
-    verbs, suites = known(run)
+def check_calls(name, text, verbs, suites):
     for number, verb, word in calls(text):
         if verb not in verbs:
             yield f"{name}:{number}: `./run {verb}` does not exist: see `./run help`"
@@ -90,17 +82,17 @@ def check_rights(name, text):
 
 
 def check(root=ROOT):
-    run, ci = (root / "run").read_text(), (root / ".ci/run").read_text()
+    verbs, suites = known(root / "tools")
     workflows = {str(path.relative_to(root)): path.read_text()
                  for path in sorted((root / ".github/workflows").glob("*.yml"))}
     actions = {str(path.relative_to(root)): path.read_text()
                for path in sorted((root / ".github/actions").glob("*/action.yml"))}
     for name, text in (workflows | actions).items():
-        yield from check_calls(name, text, run)
+        yield from check_calls(name, text, verbs, suites)
         yield from check_pins(name, text)
     for name, text in workflows.items():
         yield from check_rights(name, text)
-    yield from check_suites(ci, (workflows | actions).values())
+    yield from check_suites((root / ".ci/run").read_text(), (workflows | actions).values())
 
 
 if __name__ == "__main__":

@@ -535,8 +535,7 @@ class MakeTest(unittest.TestCase):
     def test_refuses_a_tree_with_changes_and_names_them(self):
         with tempfile.TemporaryDirectory() as folder:
             run("git", "init", "--quiet", folder)
-            source = (f"cd {folder} && die() {{ echo \"$*\"; exit 1; }} && . {RELEASE}/make.sh && "
-                      "refuse_changes")
+            source = (f"cd {folder} && . {RELEASE.parent}/tools/release.sh && refuse_changes")
             self.assertEqual(run("bash", "-c", source), (0, ""))
             pathlib.Path(folder, "changed.cc").write_text("")
             status, text = run("bash", "-c", source)

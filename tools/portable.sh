@@ -2,9 +2,9 @@
 # libgpushm.so, libgpushm-cudaipc.so and gpushmctl for old systems, and the compilers that make them:
 # zig's clang, with glibc's symbols of the oldest supported version and with its own C++ library,
 # which it links in.
-# `run` and runtime/python/build source this file, after setup.sh.
-# shellcheck disable=SC2154 # From setup.sh: root, build, cuda, zig_package.
+# `./run portable` makes them for x86_64; other scripts source this file.
 set -euo pipefail
+source "${BASH_SOURCE[0]%/*}/build.sh"
 
 glibc_floor=2.28
 
@@ -36,10 +36,12 @@ portable() {
   export ZIG_GLOBAL_CACHE_DIR=${ZIG_GLOBAL_CACHE_DIR:-$build/zig-cache}
   export ZIG_LOCAL_CACHE_DIR=$ZIG_GLOBAL_CACHE_DIR
   say "building for $machine with glibc >= $glibc_floor (the first time zig compiles its C++ library)"
-  env -u CC -u CXX cmake -S "$root" -B "$folder" -G Ninja \
-    -DCMAKE_TOOLCHAIN_FILE="$root/cmake/portable.cmake" -DCMAKE_BUILD_TYPE=Release \
-    -DGPUSHM_CUDA_ROOT="$cuda" -DGPUSHM_LIBRARY_ONLY=ON -DGPUSHM_WERROR=ON \
-    >"$build/configure-portable.log" 2>&1 ||
-    { cat "$build/configure-portable.log" >&2; die "configuring the portable build failed"; }
-  cmake --build "$folder" --target gpushm gpushm_cudaipc gpushmctl -- --quiet >&2
+  (
+    unset CC CXX
+    configure portable -S "$root" -B "$folder" -G Ninja -DCMAKE_TOOLCHAIN_FILE="$root/cmake/portable.cmake" \
+      -DCMAKE_BUILD_TYPE=Release -DGPUSHM_LIBRARY_ONLY=ON -DGPUSHM_WERROR=ON
+  )
+  make_targets "$folder" gpushm gpushm_cudaipc gpushmctl
 }
+
+[ "${BASH_SOURCE[0]}" != "$0" ] || portable x86_64

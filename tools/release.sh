@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # `./run release`: everything that a publication needs, in dist/. docs/design/release.md says what is
-# in there, why, and what repeats byte for byte. `run` sources this file.
-# shellcheck disable=SC2154 # From `run`: root, build, skipped, glibc_floor.
+# in there, why, and what repeats byte for byte.
 set -euo pipefail
+source "${BASH_SOURCE[0]%/*}/pack.sh"
+source "${BASH_SOURCE[0]%/*}/portable.sh"
 
 release_images=(plugin sidecar injector demo python)
 release_suites=(bullseye bookworm trixie)  # glibc 2.31, 2.36 and 2.41.
@@ -137,7 +138,7 @@ release_manifests() {  # STAGE
 
 # Cross-compiled; the base of those with a distribution runs its scripts in an emulator.
 release_foreign_images() {
-  need "${foreign_packages[@]}" "${image_packages[@]}" || die "packages are missing"
+  need qemu-user-static arch-test buildah mmdebstrap
   MACHINE=aarch64 tests/aarch64/emulate tests/cluster/images "$build/images/aarch64" '' \
     "${release_images[@]}"
 }
@@ -172,7 +173,7 @@ release_verify() {
     export BASES HELM KUBERNETES=$release_kubernetes
     exec release/verify "$@"
   fi
-  need "${foreign_packages[@]}" xz-utils "${cluster_packages[@]}" || die "packages are missing"
+  need qemu-user-static arch-test xz-utils "${cluster_packages[@]}"
   for suite in "${release_suites[@]}"; do
     BASES+=" $suite=$(SUITE=$suite tests/cluster/base g++)" ||
       die "an empty Debian \"$suite\" cannot be made"
@@ -198,3 +199,5 @@ release_in_cluster() {
     --driver "$dev/driver-sim" --former "$former" --release "$1" \
     --results "$build/results/release.xml" test_helm_test ExamplesTest test_versions test_mixed_versions
 }
+
+[ "${BASH_SOURCE[0]}" != "$0" ] || release "$@"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Archives that run on a machine without a network or a compiler, and a check that an archive needs
-# nothing from this tree. `run` sources this file, but not inside such an archive.
-# shellcheck disable=SC2154 # From `run`: root, build, dev, skipped.
+# nothing from this tree.
 set -euo pipefail
+source "${BASH_SOURCE[0]%/*}/cluster.sh"
 
 # pack: all programs of build/dev, with the libraries that another distribution lacks. With --node,
 # only what `./run test gpu-node` needs, because one archive with both would be too large.
 pack() {
   local version name folder
-  need xz-utils || die "packages are missing"
+  need xz-utils
   version=$(python3 release/version.py)
   case ${1:-} in
     '') name=gpushm-pack-$version-$(uname -m) ;;
@@ -32,15 +32,14 @@ pack() {
 
 begin_pack() {  # FOLDER VERSION
   mkdir -p "$1/source"
-  cp run LICENSE "$1/"
-  install -D cmake/setup.sh "$1/cmake/setup.sh"
+  cp -r run tools LICENSE "$1/"
   git describe --always --dirty >"$1/PACK" 2>/dev/null || echo "$2" >"$1/PACK"
 }
 
 pack_all() {  # FOLDER
   compile dev
-  small_model
-  local folder=$1 file
+  local folder=$1 file model=$build/models/silero-vad.safetensors
+  wheel_file silero-vad==6.2.3 silero_vad/data/silero_vad_16k.safetensors "$model"
   mkdir -p "$folder/lib" "$folder/models"
   for file in bin tests bench driver-sim fake-cufile; do
     [ -d "$dev/$file" ] || continue
@@ -53,11 +52,21 @@ pack_all() {  # FOLDER
   done
   python3 tests/ctest_tools.py gpu "$dev" >"$folder/gpu-tests"
   python3 tests/ctest_tools.py files "$dev" | xargs -r cp -a --parents -t "$folder/source"
-  cp "$build/models/silero-vad.safetensors" "$folder/models/"
+  cp "$model" "$folder/models/"
   cp -a --parents -t "$folder" tests/bench/report.py tests/bench/handover/*.py
   # Not every executable file is ELF; strip reports the others and continues.
   find "$folder" -type f -perm -u+x -exec strip --strip-debug {} + 2>/dev/null || true
   bundle_libraries "$folder"
+}
+
+# assemble_node FOLDER: builds what a kubelet without a cluster needs, and puts it into FOLDER.
+assemble_node() {
+  need_root "building images"
+  need buildah mmdebstrap runc
+  compile dev gpushm_driver_sim gpushm-gpu-probe gpushm-injector
+  local programs
+  programs=$(cluster_programs)
+  tests/gpu_node/assemble "$dev" "$programs" "$1"
 }
 
 pack_node() {  # FOLDER
@@ -68,10 +77,7 @@ pack_node() {  # FOLDER
 # test_pack: runs `./run test gpu` from a pack, on the simulated driver, in a mount namespace
 # without this tree. So every file of the tree that a program opens must be in the pack.
 test_pack() {
-  if [ "$(id -u)" != 0 ]; then
-    skip "hiding the tree needs root"
-    exit "$skipped"
-  fi
+  need_root "hiding the tree"
   local folder
   folder=$(mktemp -d "${TMPDIR:-/tmp}/gpushm-pack.XXXXXX")
   # shellcheck disable=SC2064 # Expanded now, because it is local.
@@ -93,3 +99,5 @@ bundle_libraries() {
     grep -vE '/(ld-linux|lib(c|m|dl|rt|pthread|resolv|cuda|nvidia-ml|gpushm))[-.]' |
     xargs -r cp -Lt "$1/lib"
 }
+
+[ "${BASH_SOURCE[0]}" != "$0" ] || pack "$@"
