@@ -1,5 +1,6 @@
 """Compares the numbers of README.md and the guides with the files of docs/benchmarks, by the tables of
-docs/benchmarks/measured.md. repo_check.py runs it, and `./run lint` runs that.
+docs/benchmarks/measured.md, and requires that a document cites each result that is kept. repo_check.py runs
+it, and `./run lint` runs that.
 
 A row of the first table has a number, the page that has it in the same words, the JSON file, and where in
 there: keys with ` > ` between them, the number of an item of a list, or `key=value,...` of an item.
@@ -94,6 +95,14 @@ def pages():
     return [ROOT / "README.md", *sorted(ROOT.glob("docs/guides/*.md")), *sorted(ROOT.glob("docs/start/*.md"))]
 
 
+def uncited(text, names):
+    """Of the names of kept results, those that a document has no link to. One of docs/platforms is cited as a
+    row that begins with its name."""
+    cited = {target.rpartition("/")[2] for target in LINK.findall(text)}
+    cited.update(name + ".json" for name in re.findall(r"^\| `([\w.-]+)`", text, re.MULTILINE))
+    return [name for name in names if name.rpartition("/")[2] not in cited]
+
+
 def check():
     text = PAGE.read_text()
     rows = table(text, "measured")
@@ -109,6 +118,13 @@ def check():
     for file in sorted(FOLDER.glob("*.json")):
         if f"({file.name})" not in text:
             yield f"{PAGE.relative_to(ROOT)}: it does not say how to repeat {file.name}"
+    # To say how to repeat a result is not to cite it.
+    documents = [text.split("\n## How to repeat each file")[0], (ROOT / "README.md").read_text()]
+    documents += [page.read_text() for page in ROOT.glob("docs/**/*.md") if page != PAGE]
+    kept = [str(file.relative_to(ROOT)) for folder in ("benchmarks", "gpu-node", "platforms")
+            for file in sorted(ROOT.glob(f"docs/{folder}/*")) if file.suffix in (".json", ".txt")]
+    for name in uncited("\n".join(documents), kept):
+        yield f"{name}: no document cites this result: link to it where its numbers are, or delete it"
 
 
 if __name__ == "__main__":

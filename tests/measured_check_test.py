@@ -1,5 +1,5 @@
 """Goal: measured_check finds a number that differs from its file, that its page lacks, and that no table
-has; and nothing in what is right."""
+has, and a result that no document cites; and nothing in what is right."""
 
 import unittest
 
@@ -59,6 +59,11 @@ class CheckTest(unittest.TestCase):
         found = list(measured_check.unlisted("page.md", text, {"3 GiB/s"}))
         self.assertEqual(len(found), 1)
         self.assertIn("page.md: 1,234 us: ", found[0])
+
+    def test_a_result_that_no_document_cites_is_found(self):
+        text = "[a](../benchmarks/a.json)\n| `k-1.2` | yes |\nb.json, c.txt\n"
+        self.assertEqual(measured_check.uncited(text, ["docs/a.json", "docs/b.json", "docs/k-1.2.json", "docs/c.txt"]),
+                         ["docs/b.json", "docs/c.txt"])
 
 
 if __name__ == "__main__":
