@@ -9,7 +9,8 @@ ARG COMPILE_BASE=docker.io/library/debian:bookworm-slim
 
 FROM ${BASE} AS base
 
-FROM --platform=${BUILDPLATFORM} ${COMPILE_BASE} AS compile
+# All that compiling needs. .devcontainer/ stops here.
+FROM --platform=${BUILDPLATFORM} ${COMPILE_BASE} AS packages
 ARG MACHINE=
 ENV GPUSHM_MACHINE=${MACHINE}
 WORKDIR /src
@@ -18,6 +19,8 @@ COPY tools/setup.sh tools/
 RUN apt-get update -qq && \
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends ccache && \
     bash tools/setup.sh --portable && rm -rf /var/lib/apt/lists/* /root/.cache
+
+FROM packages AS compile
 COPY --from=base /var/lib/dpkg/status /base/status
 COPY . .
 ARG VERSION=0
