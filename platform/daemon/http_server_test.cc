@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -73,8 +74,8 @@ class HttpServerTest : public ::testing::Test {
     paths["/large"] = [large = large_](const Request&) {
       return Answer{.body = large, .headers = {}};
     };
-    auto started = Server::Start({.host = "127.0.0.1", .port = port, .connections = kPlaces},
-                                 std::move(paths));
+    auto started =
+        Server::Start({.host = "127.0.0.1", .port = port, .callers = kPlaces}, std::move(paths));
     ASSERT_TRUE(started) << started.error().ToString();
     server_ = std::move(*started);
     ASSERT_GT(server_->port(), 0);
@@ -268,6 +269,22 @@ TEST_F(HttpServerTest, NobodyIsAnsweredBeforeTheHandlersAreThere) {
     EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\n"));
     server_.reset();
   }
+}
+
+// Goal: the server serves again after a time without descriptors. Method: the number that the next
+// one would have is the limit.
+TEST_F(HttpServerTest, CallersWaitWhileDescriptorsHaveRunOut) {
+  const UniqueFd caller = Connect();
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto next = static_cast<rlim_t>(UniqueFd(dup(caller.get())).get());
+  const rlimit none{.rlim_cur = next, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_TRUE(Tell(caller, "GET /page HTTP/1.1\r\nHost: a\r\n\r\n"));
+  pollfd answered{.fd = caller.get(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&answered, 1, 200), 0);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_THAT(ReadAll(caller), StartsWith("HTTP/1.1 200 OK\r\n"));
 }
 
 TEST_F(HttpServerTest, AnAddressThatIsTakenOrNoneIsAnError) {

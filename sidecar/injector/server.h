@@ -1,32 +1,28 @@
-// The webhook's two listeners: HTTPS for the API server, plain HTTP for probes and Prometheus.
+// The webhook's two servers (platform/daemon/http_server.h): HTTPS for the API server, plain HTTP
+// for probes and Prometheus.
 //
 //   HTTPS  POST /mutate, /validate      AdmissionReview v1
 //               and, for pods of namespaces that say how they get their GPU memory,
 //               /mutate/dra, /validate/dra, /mutate/device-plugin, /validate/device-plugin
-//   HTTP   GET  /healthz                200 while the process serves; 503: HTTPS ended by itself
+//   HTTP   GET  /healthz                200 while the process serves
 //               /readyz                 200 when calls are welcome; 503 before and while draining
 //               /metrics                Prometheus' text format
 //
-// Limits: a request has at most kMaxBodyBytes, must send its length first and must not be
-// compressed. A caller may wait kSilentS until its first byte, and kReadTimeoutS for each further
-// read, between two requests and for a whole body. kMaxHeadBytes and kMaxReadS limit what comes
-// before a body (read_limit.h). There are at most kConnections at the same time; others that have
-// sent something wait in the process. At most kLargeBodies larger bodies are read at once; one that
-// gets no place is answered with 503. For plain HTTP, see platform/daemon/http_server.h.
+// At most kLargeBodies larger bodies are read at once; one that gets no place within
+// http::kReadMs is answered with 503.
 //
 // Threads: call Start, Drain and Stop from one thread.
 #pragma once
 
-#include <httplib.h>
+#include <openssl/types.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <cstdint>
+#include <cstddef>
 #include <memory>
 #include <mutex>
+#include <semaphore>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "platform/base/status.h"
 #include "platform/daemon/http_server.h"
@@ -41,33 +37,12 @@ namespace gpushm::injector {
 // of an update holds two of these.
 inline constexpr size_t kMaxBodyBytes = 4 << 20;
 // Larger bodies are processed one at a time, because a parsed document takes tens of times its
-// bytes. At most kLargeBodies of them are read at the same time; others wait for at most
-// kReadTimeoutS.
+// bytes. At most kLargeBodies of them are read at the same time.
 inline constexpr size_t kLargeBodyBytes = 256 << 10;
 inline constexpr size_t kLargeBodies = 8;
-inline constexpr int kReadTimeoutS = 5;
-inline constexpr int kSilentS = 30;  // Enforced in the kernel.
 // An API server keeps 25 idle connections to a webhook (client-go), and a cluster has a few API
 // servers.
 inline constexpr size_t kConnections = 128;
-
-// A number of places, each of which one caller at a time may take.
-class Places {
- public:
-  explicit Places(size_t number) : free_(number) {}
-
-  struct GiveBack {
-    void operator()(Places* places) const;
-  };
-  using Place = std::unique_ptr<Places, GiveBack>;
-  // Returns null if no place became free within the time.
-  Place Take(int timeout_s);
-
- private:
-  std::mutex mutex_;
-  std::condition_variable freed_;
-  size_t free_;  // Protected by mutex_.
-};
 
 class Server {
  public:
@@ -86,8 +61,8 @@ class Server {
   // Starts to listen. Fails with kInvalidArgument if the address is not valid, or with kSystem,
   // naming the port.
   Result<void> Start();
-  int port() const { return port_; }
-  int http_port() const { return http_port_; }
+  int port() const { return https_->port(); }
+  int http_port() const { return http_->port(); }
 
   // From now on the server reports that it is not ready, and each connection is closed after its
   // answer. Calls are still answered.
@@ -96,13 +71,18 @@ class Server {
   void Stop();
 
  private:
-  struct Listener;
-  // Counts and logs a call that gets no answer.
-  void Failed(Endpoint endpoint, const httplib::Request& request, const std::string& why);
-  void ReadAndHandle(const Call& call, const httplib::Request& request,
-                     const httplib::ContentReader& read, httplib::Response& response);
-  void Handle(const Call& call, const httplib::Request& request, std::string_view body,
-              httplib::Response& response);
+  struct Free {
+    void operator()(SSL_CTX* context) const;
+  };
+  // `path` is for the log.
+  http::Answer ReadAndHandle(const Call& call, const std::string& path,
+                             const http::Request& request);
+  http::Answer Handle(const Call& call, const std::string& path, const http::Request& request,
+                      std::string_view body);
+  // Counts and logs a call that gets no review.
+  http::Answer Refuse(const Call& call, const std::string& path, const http::Request& request,
+                      int status, const std::string& why);
+  http::Server::Paths Calls();
   http::Server::Paths Probes();
 
   const Options options_;
@@ -111,12 +91,10 @@ class Server {
   Certificates* const certificates_;
   Metrics* const metrics_;
   std::atomic<bool> draining_ = false;
-  Places large_bodies_{kLargeBodies};
+  std::counting_semaphore<> large_bodies_{kLargeBodies};
   std::mutex large_;  // Held while a large body is processed.
-  int port_ = 0;
-  int http_port_ = 0;
-  int https_socket_ = -1;  // The listening socket, owned by the listener.
-  std::unique_ptr<Listener> https_;
+  std::unique_ptr<SSL_CTX, Free> tls_;
+  std::unique_ptr<http::Server> https_;
   std::unique_ptr<http::Server> http_;
 };
 

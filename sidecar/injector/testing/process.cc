@@ -145,7 +145,7 @@ std::unique_ptr<httplib::SSLClient> InjectorProcess::Https() const {
 
 std::pair<int, std::string> InjectorProcess::Get(const std::string& path) const {
   httplib::Client client("127.0.0.1", http_port_);
-  const auto answer = client.Get(path);
+  const auto answer = client.Get(path.c_str());
   return answer ? std::pair(answer->status, answer->body) : std::pair(-1, std::string());
 }
 
