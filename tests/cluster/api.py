@@ -123,6 +123,12 @@ class Api:
                 return None
             raise
 
+    def remove_namespace(self, name, seconds=60):
+        """Returns when it is gone, with everything in it."""
+        self.delete("Namespace", name)
+        self.wait("Namespace", None, lambda all_of: name not in all_of, seconds,
+                  lambda _: f"namespace {name} is not removed")
+
     def log(self, namespace, pod, container):
         path = _path("Pod", namespace, pod) + f"/log?container={container}"
         return self.raw("GET", path)[1]

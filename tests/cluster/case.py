@@ -7,7 +7,7 @@ import subprocess
 import unittest
 
 from processes import Failure, wait_until
-from settings import image
+from settings import NAMESPACE, image
 
 POD_TIMEOUT_S = 60  # A pod takes two seconds on an idle machine, but longer on two busy cores.
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -69,11 +69,49 @@ def describe_all(objects):
 
 class ClusterCase(unittest.TestCase):
     """Its test functions have `cluster`, `api` and their own namespace with Pod Security
-    "restricted"."""
+    "restricted". No class may leave anything but what serves the node's GPUs."""
 
     cluster = None  # These are set by suite.py.
     former = None
     maxDiff = None
+    _serves = (None, None)
+
+    @classmethod
+    def setUpClass(cls):
+        cls.addClassCleanup(cls._check_left, cls._state())  # It runs last.
+
+    @classmethod
+    def _state(cls):
+        """What there is apart from gpushm's own namespace."""
+        api = cls.cluster.api
+        return {
+            "namespaces": {n["metadata"]["name"] for n in api.list("Namespace")
+                           if "deletionTimestamp" not in n["metadata"]} - {NAMESPACE},
+            "pods": {f"{p['metadata']['namespace']}/{p['metadata']['name']}" for p in api.list("Pod")
+                     if p["metadata"]["namespace"] != NAMESPACE},
+            "nodes": {n["metadata"]["name"]: (n["spec"], {
+                key: value for key, value in n["metadata"]["labels"].items()
+                if key != "gpushm.io/gpu"}) for n in api.list("Node")}}
+
+    @classmethod
+    def _check_left(cls, before):
+        wait_until(lambda: f"{cls.__name__} leaves {cls._state()}, not {before}", 60,
+                   lambda: cls._state() == before, 0.5)
+
+    @classmethod
+    def served_by(cls, what, make):
+        """What serves the node's GPUs as `what` says: `make` makes it, unless it does so already. A
+        node has one, so another one is ended."""
+        if ClusterCase._serves[0] != what:
+            former, ClusterCase._serves = ClusterCase._serves[1], (None, None)
+            if former:
+                former.end()
+            ClusterCase._serves = what, make()
+        return ClusterCase._serves[1]
+
+    def needs(self):
+        """Cases that need the same follow each other (suite.py)."""
+        return type(self).__module__
 
     def setUp(self):
         self.api = self.cluster.api
@@ -82,9 +120,7 @@ class ClusterCase(unittest.TestCase):
 
     def make_namespace(self, name, labels):
         """A namespace that is removed after the test, with everything in it."""
-        self.api.delete("Namespace", name)
-        self.api.wait("Namespace", None, lambda all_of: name not in all_of, POD_TIMEOUT_S,
-                      lambda _: f"namespace {name} is not removed")
+        self.api.remove_namespace(name)
         self.api.create({"apiVersion": "v1", "kind": "Namespace",
                          "metadata": {"name": name, "labels": labels}})
         self.addCleanup(self._remove_namespace, name)

@@ -31,6 +31,8 @@ class Chart:
         self._cluster = cluster
         self._release = release
         self._values = values
+        self.installed = None  # The values with which it runs; None: it does not, or they are not known.
+        self._before = None
         self._api = cluster.api
         self._folder = tempfile.TemporaryDirectory()
         self.package = self.RELEASED or self.pack(SOURCE)
@@ -70,6 +72,7 @@ class Chart:
     def install(self, package=None, timeout_s=120, **values):
         """Installs or upgrades; returns when everything is ready and no former injector answers
         any more. Raises a Failure if that takes longer."""
+        self._before, self.installed = self.installed, None
         self._api.ensure_namespace(NAMESPACE, {"pod-security.kubernetes.io/enforce": "privileged"})
         package = package or self.package
         simulated = subprocess.run(
@@ -82,11 +85,13 @@ class Chart:
                       "--values", profile.name, *self.values(**values), "--wait",
                       "--timeout", f"{timeout_s}s")
         self._wait_replaced()
+        self.installed = values if package == self.package else None
 
     def rollback(self):
         """Rolls back to the former revision; returns as `install` does."""
         self.helm("rollback", self._release, "--namespace", NAMESPACE, "--wait", "--timeout", "120s")
         self._wait_replaced()
+        self.installed = self._before
 
     def _wait_replaced(self):
         # An injector that ends still answers for injector.drainMs, with the former values.
@@ -97,7 +102,11 @@ class Chart:
         self.wait_allocatable()
 
     def uninstall(self):
-        self.helm("uninstall", self._release, "--namespace", NAMESPACE, "--wait", "--timeout", "60s")
+        self.installed = None
+        self.helm("uninstall", self._release, "--namespace", NAMESPACE, "--ignore-not-found", "--wait",
+                  "--timeout", "60s")
+
+    end = uninstall
 
     def wait_allocatable(self, units=UNITS):
         """Waits until the node offers this number of units."""

@@ -3,7 +3,7 @@
 from api import Refused
 from case import RESTRICTED, ClusterCase, container, is_ready, pod
 from chart import Chart
-from plugin import NAMESPACE
+from plugin import NAMESPACE, UNITS_OF_GPU
 from processes import wait_until
 from settings import image
 
@@ -11,6 +11,19 @@ WEIGHTS = {"buffers.gpushm.io/weights": "4Mi"}
 # Of one unit: no memory is reserved for the container itself.
 SMALL = {**WEIGHTS, "private.gpushm.io/a": "0"}
 INJECTORS = 2
+SECRET = "hunter2-hunter2"
+# What some cases need and the others of these do not mind: one installation for all of them.
+MORE_VALUES = {"injector.maxPodMemory": f"{UNITS_OF_GPU}Gi", "sidecar.pullSecrets": "{ours}",
+               "injector.extraEnv[0].name": "API_TOKEN", "injector.extraEnv[0].value": SECRET,
+               "plugin.podAnnotations.note": SECRET}
+
+
+def installed_with(values):
+    """For a case that needs these values of the chart as well."""
+    def mark(case):
+        case.values = values
+        return case
+    return mark
 
 
 def annotated(thing, annotations):
@@ -36,20 +49,32 @@ def workload(kind, name, template, **spec):
 
 
 class ChartCase(ClusterCase):
-    """With the chart of this tree installed."""
+    """With the chart of this tree installed, once for all cases that need the same values."""
 
+    CHART = Chart
+    VALUES = {}  # For all cases of the class; None: they install it themselves.
     chart = None
 
     @classmethod
-    def setUpClass(cls):
-        if ChartCase.chart is None:
-            # Removes the manifest of the plugin alone, if earlier cases deployed it.
-            cls.cluster.api.delete("Namespace", NAMESPACE)
-            cls.cluster.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of,
-                                 60, lambda _: "the plugin's namespace is not removed")
-            # As by default; the profile for simulated GPUs has only one replica.
-            ChartCase.chart = Chart(cls.cluster, **{"injector.replicas": INJECTORS})
-            ChartCase.chart.install()
+    def provide(cls, values):
+        """Installs the chart with these values unless it is; None: whichever."""
+        # As by default; the profile for simulated GPUs has only one replica.
+        cls.chart = cls.served_by(cls.CHART, lambda: cls.CHART(
+            cls.cluster, **{"injector.replicas": INJECTORS}))
+        if values is not None and cls.chart.installed != values:
+            cls.chart.install(**values)
+
+    def _values(self):
+        more = getattr(getattr(self, self._testMethodName), "values", {})
+        return self.VALUES if self.VALUES is None else {**self.VALUES, **more}
+
+    def needs(self):
+        values = self._values()
+        return self.CHART, super().needs() if values is None else tuple(sorted(values.items()))
+
+    def setUp(self):
+        self.provide(self._values())
+        super().setUp()
 
     def deny(self, thing):
         """The API server's error message."""

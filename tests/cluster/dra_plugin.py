@@ -63,7 +63,9 @@ class DraPlugin(Plugin):
                 for p in pods.values()), TIMEOUT_S,
             lambda pods: f"the plugin does not come back: {self._state(pods.values())}")
 
-    def remove(self):
+    def end(self):
+        # The other front end could not end a claim that is still prepared: its memory would stay bound.
+        self.wait_released()
         self._cluster.kubectl("delete", "--ignore-not-found", "-f", "-", input=self._things)
         self._cluster.kubectl("delete", "--ignore-not-found", "namespace", NAMESPACE,
                               "--timeout=60s")
@@ -81,7 +83,11 @@ class ClaimsChart(Chart):
             "injector.apiServer": settings.API_SERVER,
             "plugin.privileged": "true",  # For claims with MPS.
             **values})
-        self._plugin = DraPlugin(cluster)
+        self.plugin = DraPlugin(cluster)
 
     def wait_allocatable(self, units=None):
-        self._plugin.wait_serving()
+        self.plugin.wait_serving()
+
+    def end(self):
+        self.plugin.wait_released()  # As DraPlugin.end.
+        self.uninstall()

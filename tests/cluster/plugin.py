@@ -8,8 +8,8 @@ import re
 from case import is_ready
 from processes import Failure, wait_until
 import settings
+from settings import NAMESPACE
 
-NAMESPACE = "gpushm-system"
 NAME = "gpushm-plugin"
 MEMORY, ATTACH, EXCLUSIVE = "gpushm.io/memory", "gpushm.io/attach", "gpushm.io/exclusive"
 TOKENS = 64 * settings.GPUS
@@ -52,6 +52,9 @@ class Plugin:
         self._cluster.kubectl("apply", "-f", "-", input=json.dumps(
             {"apiVersion": "v1", "kind": "List", "items": things}))
         self.wait_serving()
+
+    def end(self):
+        self._api.remove_namespace(NAMESPACE)
 
     def _simulate(self, spec):
         """The simulated driver's cards are files; real ones would be device nodes."""

@@ -7,6 +7,7 @@ import pathlib
 import re
 
 API_SERVER = "10.99.0.1:6443"
+NAMESPACE = "gpushm-system"  # Of gpushm itself.
 BRIDGE = "node0"
 # So that the clusters of two clones can run side by side.
 CLONE = hashlib.sha256(str(pathlib.Path(__file__).resolve().parents[2]).encode()).hexdigest()[:8]

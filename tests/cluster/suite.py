@@ -33,7 +33,8 @@ from settings import NODE_NAME
 import start_bench
 import try_it
 
-# In a sensible order: what fails first explains what fails later.
+# In a sensible order: what fails first explains what fails later. Cases that need the same of gpushm
+# follow the first of them.
 MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_claims",
            "test_with_claims", "test_chart", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods",
            "test_monitoring", "test_support", "test_two_nodes", "test_users"]
@@ -156,8 +157,11 @@ def load(patterns):
     for pattern in patterns:
         if not any(pattern in case.id() for case in found):
             raise Failure(f'no case has "{pattern}" in its name')
-    return unittest.TestSuite(case for case in found
-                              if not patterns or any(p in case.id() for p in patterns))
+    groups = {}
+    for case in found:
+        if not patterns or any(p in case.id() for p in patterns):
+            groups.setdefault(case.needs(), []).append(case)
+    return unittest.TestSuite(case for group in groups.values() for case in group)
 
 
 def use_release(folder):
@@ -181,9 +185,7 @@ def make_room(cluster):
                    check=True)
     SecondNode(cluster).down()
     for name in (try_it.WHERE, start_bench.WHERE, NAMESPACE):
-        cluster.api.delete("Namespace", name)
-        cluster.api.wait("Namespace", None, lambda all_of, n=name: n not in all_of, 90,
-                         lambda _, n=name: f"namespace {n} is not removed")
+        cluster.api.remove_namespace(name, 90)
 
 
 @contextlib.contextmanager

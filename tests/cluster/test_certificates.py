@@ -20,6 +20,12 @@ PORT = 8443
 class CertificateCase(ChartCase):
 
     secret = HELMS
+    VALUES = None
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.provide({})
 
     def in_secret(self):
         """The certificate in the Secret, as DER."""

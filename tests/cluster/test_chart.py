@@ -13,7 +13,8 @@ from api import Refused
 from case import container, is_ready, pod, shell, statuses
 from certificates import Authority
 from chart import RELEASE, ROOT
-from chart_case import INJECTORS, SMALL, WEIGHTS, ChartCase, annotated, workload
+from chart_case import (INJECTORS, MORE_VALUES, SMALL, WEIGHTS, ChartCase, annotated, installed_with,
+                        workload)
 from plugin import NAMESPACE, UNITS_OF_GPU, documents
 from processes import wait_until
 from scrape import Page
@@ -95,11 +96,9 @@ class AnnotatedPodTest(ChartCase):
             for word in words:
                 self.assertIn(word, message)
 
+    @installed_with(MORE_VALUES)
     def test_what_no_gpu_and_no_runtime_can_is_denied(self):
         """Goal: the chart's limit and its default RuntimeClasses reach the injector."""
-        self.chart.install(**{"injector.maxPodMemory": f"{UNITS_OF_GPU}Gi"})
-        self.addCleanup(self.chart.install)
-        self.wait_former_injectors_end()
         whole = {**SMALL, "gpushm.io/pool-extra": f"{UNITS_OF_GPU - 1}Gi"}
         self.run_pod(annotated(pod("whole", container("a")), whole))
         message = self.deny(annotated(pod("larger", container("a")), {

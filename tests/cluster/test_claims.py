@@ -8,7 +8,7 @@ import time
 from case import container, is_ready, pod, statuses
 from chart import ROOT
 from chart_case import SMALL, WEIGHTS, ChartCase, annotated, holder
-from dra_plugin import ClaimsChart, DraPlugin
+from dra_plugin import ClaimsChart
 from plugin import NAMESPACE, documents
 from processes import wait_until
 from scrape import Page
@@ -20,30 +20,18 @@ INJECTOR = f"system:serviceaccount:{NAMESPACE}:gpushm-injector"
 
 class ClaimsCase(ChartCase):
 
-    @classmethod
-    def setUpClass(cls):
-        cls.install(cls)
-
-    @classmethod
-    def install(cls, owner, **values):
-        """For the cases of class `owner`."""
-        # Removes the plugin that earlier cases deployed: a node has one front end.
-        cls.cluster.api.delete("Namespace", NAMESPACE)
-        cls.cluster.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of, 60,
-                             lambda _: "the plugin's namespace is not removed")
-        owner.plugin = DraPlugin(cls.cluster)
-        owner.release = ClaimsChart(cls.cluster, **values)
-        owner.release.install()
-
-    @classmethod
-    def tearDownClass(cls):
-        # The other front end could not end a claim that is still prepared.
-        cls.plugin.wait_released()
-        cls.release.uninstall()
+    CHART = ClaimsChart
 
     def setUp(self):
-        self.plugin.wait_released()  # Each case finds the node empty.
         super().setUp()
+        self.plugin = self.chart.plugin
+        self.plugin.wait_released()  # Each case finds the node empty.
+
+    def wait_bound(self, pods):
+        def claims():
+            return [name for name in self.plugin.specs() if name.startswith("gpushm.io-claim-")]
+
+        wait_until(lambda: f"not {pods} claims: {claims()}", 60, lambda: len(claims()) == pods, 0.2)
 
     def templates(self):
         return {t["metadata"]["name"]: t

@@ -7,9 +7,8 @@ import re
 import ssl
 
 from case import ClusterCase, container, pod, statuses
-from dra_plugin import CLASS, DRIVER, TIMEOUT_S, DraPlugin
+from dra_plugin import CLASS, DRIVER, DraPlugin
 from gpu_pods import sidecar, user
-from plugin import NAMESPACE
 from processes import wait_until
 import settings
 
@@ -44,18 +43,14 @@ class DraTest(ClusterCase):
 
     @classmethod
     def setUpClass(cls):
-        # Removes the device plugin that earlier cases deployed: a node has one front end.
-        cls.cluster.api.delete("Namespace", NAMESPACE)
-        cls.cluster.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of,
-                             TIMEOUT_S, lambda _: "the plugin's namespace is not removed")
-        cls.plugin = DraPlugin(cls.cluster)
-        cls.plugin.deploy("gpus: [0]\n")
+        super().setUpClass()
+        cls.plugin = cls.served_by(DraPlugin, cls.deploy)
 
     @classmethod
-    def tearDownClass(cls):
-        # The other front end could not end a claim that is still prepared: its memory would stay bound.
-        cls.plugin.wait_released()
-        cls.plugin.remove()
+    def deploy(cls):
+        plugin = DraPlugin(cls.cluster)
+        plugin.deploy("gpus: [0]\n")
+        return plugin
 
     def setUp(self):
         super().setUp()

@@ -34,6 +34,7 @@ class SeveralGpusTest(ChartCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
+        cls.provide(cls.VALUES)
         lines = "".join(
             f"- name: Simulated GPU\n  memory: {settings.GPU_GIB}Gi\n  uuid: {uuid}\n"
             f"  peers: [{', '.join(island)}]\n" for island in ISLANDS for uuid in island)

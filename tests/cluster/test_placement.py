@@ -7,7 +7,7 @@ import contextlib
 import time
 
 from case import container, is_ready, pod
-from chart_case import ChartCase, annotated
+from chart_case import ChartCase, annotated, installed_with
 from plugin import MEMORY, UNITS, UNITS_OF_GPU
 from processes import wait_until
 from settings import GPUS, NODE_NAME
@@ -62,21 +62,16 @@ class Nfd:
         self.pass_by()
 
 
+required = installed_with({"injector.largestFree": "require"})
+
+
 class LargestFreeTest(ChartCase):
 
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.nfd = Nfd(cls.cluster)
-        cls.addClassCleanup(cls.chart.install)
-        cls.install("prefer")
-
-    @classmethod
-    def install(cls, largest_free):
-        cls.chart.install(**{"plugin.featuresFolder": FOLDER, "injector.largestFree": largest_free})
+    VALUES = {"plugin.featuresFolder": FOLDER, "injector.largestFree": "prefer"}
 
     def setUp(self):
         super().setUp()
+        self.nfd = Nfd(self.cluster)
         self.addCleanup(self.forget)
 
     def forget(self):
@@ -98,14 +93,6 @@ class LargestFreeTest(ChartCase):
     def bounce_kubelet(self):
         self.cluster.kill("kubelet")
         self.cluster.start("kubelet")
-
-    @contextlib.contextmanager
-    def required(self):
-        self.install("require")
-        try:
-            yield
-        finally:
-            self.install("prefer")
 
     @contextlib.contextmanager
     def another_node(self):
@@ -140,43 +127,43 @@ class LargestFreeTest(ChartCase):
         self.delete_pods(names[0])
         self.wait_ready("later")
 
+    @required
     def test_a_pod_that_fits_nowhere_is_pending_and_starts_when_the_label_changes(self):
-        with self.required():
-            names = self.half_full()
-            self.create(of_units("late"))
-            self.wait_event("late", "didn't match Pod's node affinity")
-            self.assertNotIn("nodeName", self.get_pod("late")["spec"], "it takes no capacity")
-            self.run_pod(of_units("small", 1))
-            self.delete_pods("small", names[0])
-            self.nfd.tell(UNITS_OF_GPU)
-            self.wait_ready("late")
+        names = self.half_full()
+        self.create(of_units("late"))
+        self.wait_event("late", "didn't match Pod's node affinity")
+        self.assertNotIn("nodeName", self.get_pod("late")["spec"], "it takes no capacity")
+        self.run_pod(of_units("small", 1))
+        self.delete_pods("small", names[0])
+        self.nfd.tell(UNITS_OF_GPU)
+        self.wait_ready("late")
 
+    @required
     def test_a_burst_within_one_interval_waits_on_the_node_and_nothing_fails(self):
         """Method: the label is not set again while the pods are made, so it says that each GPU is
         empty. The scheduler's sum has room for more pods than there are GPUs."""
-        with self.required():
-            self.nfd.tell(UNITS_OF_GPU)
-            names = [f"p{number}" for number in range(GPUS + 1)]
-            self.create(*map(of_units, names))
+        self.nfd.tell(UNITS_OF_GPU)
+        names = [f"p{number}" for number in range(GPUS + 1)]
+        self.create(*map(of_units, names))
 
-            def one_for_each_gpu(pods):
-                started = [name for name in names if name in pods and is_ready(pods[name])]
-                return started if len(started) == GPUS else None
+        def one_for_each_gpu(pods):
+            started = [name for name in names if name in pods and is_ready(pods[name])]
+            return started if len(started) == GPUS else None
 
-            ready = self.wait_pods(one_for_each_gpu, "not one for each GPU")
-            waits, = set(names) - set(ready)
-            self.wait_event(waits, f"the largest free block is {REST} GiB")
-            self.delete_pods(ready[0])
-            self.wait_ready(waits)
+        ready = self.wait_pods(one_for_each_gpu, "not one for each GPU")
+        waits, = set(names) - set(ready)
+        self.wait_event(waits, f"the largest free block is {REST} GiB")
+        self.delete_pods(ready[0])
+        self.wait_ready(waits)
 
+    @required
     def test_the_label_of_a_dead_plugin_ends_and_the_node_takes_pods_again(self):
-        with self.required():
-            self.half_full()
-            self.create(of_units("late"))
-            self.wait_event("late", "didn't match Pod's node affinity")
-            self.assertEqual(self.nfd.read(DEAD_S), {}, "it expires")
-            self.nfd.pass_by(DEAD_S)
-            self.wait_pod("late", lambda p: p["spec"].get("nodeName") == NODE_NAME, "not bound")
+        self.half_full()
+        self.create(of_units("late"))
+        self.wait_event("late", "didn't match Pod's node affinity")
+        self.assertEqual(self.nfd.read(DEAD_S), {}, "it expires")
+        self.nfd.pass_by(DEAD_S)
+        self.wait_pod("late", lambda p: p["spec"].get("nodeName") == NODE_NAME, "not bound")
 
     def test_a_kubelet_that_restarts_leaves_pods_alone_whatever_the_label_says(self):
         names = self.half_full()
@@ -186,13 +173,13 @@ class LargestFreeTest(ChartCase):
         self.run_pod(of_units("new", 1))
         self.assertEqual({name: self.container_ids(name) for name in names}, before)
 
+    @required
     def test_with_require_a_kubelet_that_restarts_fails_pods(self):
         """Why `require` is not the default (docs/design/placement.md). If this fails, the kubelet
         no longer checks the affinity of running pods, and the default can be thought over."""
-        with self.required():
-            names = self.half_full()
-            self.bounce_kubelet()
-            for name in names:
-                failed = self.wait_phase(name, "Failed")
-                self.assertEqual(failed["status"]["reason"], "NodeAffinity")
-            self.chart.wait_allocatable()
+        names = self.half_full()
+        self.bounce_kubelet()
+        for name in names:
+            failed = self.wait_phase(name, "Failed")
+            self.assertEqual(failed["status"]["reason"], "NodeAffinity")
+        self.chart.wait_allocatable()

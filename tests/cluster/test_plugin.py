@@ -27,9 +27,14 @@ class PluginCase(ClusterCase):
 
     @classmethod
     def setUpClass(cls):
-        if PluginCase.plugin is None:  # Once for all modules.
-            PluginCase.plugin = Plugin(cls.cluster)
-            PluginCase.plugin.deploy()
+        super().setUpClass()
+        cls.plugin = cls.served_by(Plugin, cls.deploy)
+
+    @classmethod
+    def deploy(cls):
+        plugin = Plugin(cls.cluster)
+        plugin.deploy()
+        return plugin
 
     def gpu_of(self, pod_name, container_name):
         """UUID of the GPU of the broker that this container reaches."""

@@ -3,7 +3,7 @@
 import json
 
 from case import container, pod, shell
-from chart_case import SMALL, ChartCase, annotated, holder, workload
+from chart_case import MORE_VALUES, SMALL, ChartCase, annotated, holder, installed_with, workload
 
 
 class ShapeTest(ChartCase):
@@ -25,13 +25,10 @@ class ShapeTest(ChartCase):
                                SMALL))
         self.share("host")
 
+    @installed_with(MORE_VALUES)
     def test_pull_secrets_are_the_pods_and_gpushms(self):
-        self.chart.install(**{"sidecar.pullSecrets": "{ours}"})
-        try:
-            made = self.run_pod(annotated(pod("pulls", container("a"), imagePullSecrets=[
-                {"name": "mine"}]), SMALL))
-        finally:
-            self.chart.install()
+        made = self.run_pod(annotated(pod("pulls", container("a"), imagePullSecrets=[
+            {"name": "mine"}]), SMALL))
         self.assertEqual(made["spec"]["imagePullSecrets"], [{"name": "mine"}, {"name": "ours"}])
 
     def test_what_a_pod_has_as_a_whole_is_the_sidecars_too(self):

@@ -26,13 +26,11 @@ def commands():
 
 class ReadmeTest(ChartCase):
 
+    VALUES = None
+
     def start_from_nothing(self):
-        """Exists until the end of the case."""
         self.chart.uninstall()
-        self.addCleanup(self.chart.install)
-        self.api.delete("Namespace", NAMESPACE)
-        self.api.wait("Namespace", None, lambda all_of: NAMESPACE not in all_of, 60,
-                      lambda _: "gpushm's namespace is not removed")
+        self.api.remove_namespace(NAMESPACE)
 
     def type(self, line, **options):
         """Output of a command, which must succeed."""

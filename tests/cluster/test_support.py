@@ -11,11 +11,9 @@ import tempfile
 
 from case import container, pod
 from chart import ROOT
-from chart_case import SMALL, ChartCase, annotated
+from chart_case import MORE_VALUES, SECRET, SMALL, ChartCase, annotated, installed_with
 from plugin import NAMESPACE
 from settings import NODE_NAME
-
-SECRET = "hunter2-hunter2"
 
 
 def support_bundle(cluster, *words):
@@ -57,14 +55,11 @@ class SupportBundleTest(ChartCase):
         texts += [base64.b64encode(SECRET.encode()).decode()[:18]]
         return [text.encode() for text in texts]
 
+    @installed_with(MORE_VALUES)
     def test_it_has_all_parts_and_no_secret(self):
         """Goal: what an operator publishes has the state of gpushm and nothing of others. Method:
         one text stands for all secrets: in values of the chart, a pod's environment, arguments,
         annotations, failing probe and buffer, and in a neighbour on the node."""
-        self.chart.install(**{"injector.extraEnv[0].name": "API_TOKEN",
-                              "injector.extraEnv[0].value": SECRET,
-                              "plugin.podAnnotations.note": SECRET})
-        self.addCleanup(self.chart.install)
         has = {"env": [{"name": "TOKEN", "value": SECRET}, {"name": "GPUSHM_KEY", "value": SECRET}],
                "args": [SECRET]}
         probe = {"exec": {"command": ["sh", "-c", f"echo {SECRET}; exit 1"]}, "periodSeconds": 1}

@@ -28,6 +28,7 @@ class TwoInjectorsTest(ChartCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
+        cls.provide(cls.VALUES)
         cls.second = SecondNode(cls.cluster)
         cls.addClassCleanup(cls.second.down)
         cls.second.up(cls.images, cls.driver)

@@ -13,6 +13,7 @@ import settings
 
 FIRST, SECOND = (node.name for node in settings.NODES)
 LABEL = "gpushm.io/allocation"
+GPU_COUNT = "example.com/gpus"  # A label.
 GUIDE = ROOT / "docs/guides/allocation.md"
 
 
@@ -38,14 +39,17 @@ class ReleaseForClaims(Chart):
 
 class TwoNodesTest(ChartCase):
 
+    # By the label only pods of several GPUs get anything.
+    VALUES = {"injector.claims": "true", "injector.apiServer": settings.API_SERVER,
+              "injector.gpuCountLabel": GPU_COUNT}
+
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         cls.second = SecondNode(cls.cluster)
         cls.addClassCleanup(cls.second.down)
         cls.second.up(cls.images, cls.driver)
-        cls.addClassCleanup(cls.chart.install)
-        cls.chart.install(**{"injector.claims": "true", "injector.apiServer": settings.API_SERVER})
+        cls.provide(cls.VALUES)
         cls.claims = ReleaseForClaims(cls.cluster)
         cls.claims.install_as_the_guide_says()
         cls.addClassCleanup(cls.claims.uninstall)
@@ -198,14 +202,10 @@ class TwoNodesTest(ChartCase):
     def test_pods_of_several_gpus_go_to_nodes_that_have_as_many(self):
         """Goal: the label with a node's number of GPUs decides. Method: both nodes have four GPUs, and
         one is labelled with one; it gets pods of one GPU only."""
-        label = "example.com/gpus"
         for node, count in ((FIRST, "4"), (SECOND, "1")):
-            self.cluster.kubectl("label", "--overwrite", "node", node, f"{label}={count}")
-            self.addCleanup(self.cluster.kubectl, "label", "node", node, f"{label}-")
+            self.cluster.kubectl("label", "--overwrite", "node", node, f"{GPU_COUNT}={count}")
+            self.addCleanup(self.cluster.kubectl, "label", "node", node, f"{GPU_COUNT}-")
         self.addCleanup(self.back)
-        self.chart.install(**{"injector.gpuCountLabel": label, "injector.claims": "true",
-                              "injector.apiServer": settings.API_SERVER})
-        self.wait_former_injectors_end()
         two = {"gpushm.io/gpus": "2", "buffers.gpushm.io/weights": "{size: 4Mi, gpu: each}",
                "private.gpushm.io/a": "0"}
         names = [f"two-{number}" for number in range(6)]
@@ -217,8 +217,7 @@ class TwoNodesTest(ChartCase):
         self.wait_event("never", "didn't match Pod's node affinity")
 
     def test_the_whole_cluster_moves_and_the_second_release_goes(self):
-        self.addCleanup(self.chart.install, **{
-            "injector.claims": "true", "injector.apiServer": settings.API_SERVER})
+        self.addCleanup(self.chart.install, **self.VALUES)
         self.addCleanup(self.claims.install_as_the_guide_says)
         for node in (SECOND, FIRST):
             self.move(node, "dra")

@@ -27,17 +27,16 @@ def old(*parts):
 
 class VersionsCase(ChartCase):
 
+    VALUES = None
+
     @classmethod
     def setUpClass(cls):
         if cls.former is None:
             raise no_history(f"commit {FORMER}")
         super().setUpClass()
+        cls.provide(None)
         cls.cluster.load(cls.former)
         cls.old_chart = cls.chart.of_commit(FORMER)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.chart.install()
 
     # ------------------------------------------------------------ states of an installation
 

@@ -1,8 +1,6 @@
 """Cases of other modules once more, on a node that allocates by claims: pods say the same there, so
 they get the same. What only one of the two ways has is left out, with the reason."""
 
-from chart_case import INJECTORS
-from processes import wait_until
 import test_chart
 from test_claims import ClaimsCase
 import test_monitoring
@@ -10,78 +8,53 @@ import test_mps
 import test_pods
 
 
-class WithClaims(ClaimsCase):
-    """One release for all classes of this module."""
-
-    @classmethod
-    def setUpClass(cls):
-        if not hasattr(WithClaims, "release"):
-            cls.install(WithClaims, **{"injector.replicas": INJECTORS})
-        cls.chart = WithClaims.release
-
-    @classmethod
-    def tearDownClass(cls):
-        pass
-
-    def wait_bound(self, pods):
-        def claims():
-            return [name for name in self.plugin.specs() if name.startswith("gpushm.io-claim-")]
-
-        wait_until(lambda: f"not {pods} claims: {claims()}", 60, lambda: len(claims()) == pods, 0.2)
-
-
-def tearDownModule():
-    WithClaims.plugin.wait_released()
-    WithClaims.release.uninstall()
-
-
-class AnnotatedPodTest(WithClaims, test_chart.AnnotatedPodTest):
+class AnnotatedPodTest(ClaimsCase, test_chart.AnnotatedPodTest):
     # These three look at extended resources; ClaimsTest has claims' own cases.
     test_three_lines_share_a_buffer_without_privilege = None
     test_a_quota_and_a_limit_range_are_met = None
     test_a_pod_of_a_hundred_containers_is_admitted = None
 
 
-class LifeTest(WithClaims, test_chart.LifeTest):
+class LifeTest(ClaimsCase, test_chart.LifeTest):
     pass
 
 
-class WebhookTest(WithClaims, test_chart.WebhookTest):
+class WebhookTest(ClaimsCase, test_chart.WebhookTest):
     test_a_pod_gets_a_gpu_alone_by_its_annotation = None  # ClaimsTest has it.
     # The certificate is the same, whatever the webhook writes.
     test_a_renewed_certificate_is_served_without_a_restart = None
     test_a_given_certificate_is_served = None
 
 
-class UpgradeTest(WithClaims, test_chart.UpgradeTest):
+class UpgradeTest(ClaimsCase, test_chart.UpgradeTest):
     # That chart knows no claims.
     test_an_earlier_chart_upgraded_and_back_leaves_pods_alone = None
     # Drain the nodes first, says docs/guides/allocation.md: nobody could end their claims.
     test_uninstall_leaves_nothing_also_while_pods_use_it = None
 
 
-class ExamplesTest(WithClaims, test_chart.ExamplesTest):
+class ExamplesTest(ClaimsCase, test_chart.ExamplesTest):
     # The others ask for the same; their programs do something else with it.
     only = {"weights-shared", "pipeline", "job", "tensor-parallel"}
 
 
-class ShapeTest(WithClaims, test_pods.ShapeTest):
+class ShapeTest(ClaimsCase, test_pods.ShapeTest):
     pass
 
 
-class SignalTest(WithClaims, test_pods.SignalTest):
+class SignalTest(ClaimsCase, test_pods.SignalTest):
     pass
 
 
-class MpsTest(WithClaims, test_mps.MpsTest):
+class MpsTest(ClaimsCase, test_mps.MpsTest):
     pass
 
 
-class CudaIpcTest(WithClaims, test_mps.CudaIpcTest):
+class CudaIpcTest(ClaimsCase, test_mps.CudaIpcTest):
     pass
 
 
-class MonitoringTest(WithClaims, test_monitoring.MonitoringTest):
+class MonitoringTest(ClaimsCase, test_monitoring.MonitoringTest):
     # Resources are not registered with the kubelet.
     may_be_silent = test_monitoring.MAY_BE_SILENT | {
         "gpushm-control-plane: Registrations and failures A"}
