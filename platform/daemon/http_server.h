@@ -1,7 +1,7 @@
 // The HTTP server of the daemons: metrics, probes and the status page, and the webhook over TLS.
 //
 // cpp-httplib reads requests, writes answers and has the threads. Sockets and limits are here,
-// because httplib (0.10 to 0.14) limits each single wait, but neither the bytes of a request's head
+// because httplib (0.10 to 0.17) limits each single wait, but neither the bytes of a request's head
 // nor the time of all of it.
 //
 // Invariants
