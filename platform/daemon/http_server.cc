@@ -294,6 +294,7 @@ class Server::Impl : private httplib::Server {
       const bool answered = process_request(caller, caller.last, closed, /*setup_request=*/nullptr);
       caller.last = caller.last || closed || !answered || caller.unread();
     }
+    current = nullptr;
     caller.End();
   }
 
