@@ -108,7 +108,7 @@ void Allocator::ApplyLinks() {
   links_.clear();
 }
 
-Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& ids) {
+Result<std::vector<std::string>> Allocator::Allocate(Resource resource, const DeviceIds& ids) {
   // Counts this call from before its first read to after its last.
   struct Open {
     explicit Open(Allocator* of) : allocator(of) {
@@ -128,7 +128,7 @@ Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& i
     std::mutex mutex;
     std::condition_variable changed;
     bool given_up = false;  // A decision that has not started by then has no effect.
-    std::optional<Result<kubelet::Grant>> answer;
+    std::optional<Result<std::vector<std::string>>> answer;
   };
   const auto admission = std::make_shared<Admission>();
   admissions_.Run([this, admission, resource, ids] {
@@ -137,7 +137,7 @@ Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& i
       const std::lock_guard lock(admission->mutex);
       if (admission->given_up) return;
     }
-    Result<kubelet::Grant> answer = Admit(resource, ids);
+    Result<std::vector<std::string>> answer = Admit(resource, ids);
     const std::lock_guard lock(admission->mutex);
     admission->answer = std::move(answer);
     admission->changed.notify_all();
@@ -156,7 +156,7 @@ Result<kubelet::Grant> Allocator::Allocate(Resource resource, const DeviceIds& i
               "node's disk for what hangs");
 }
 
-Result<kubelet::Grant> Allocator::Admit(Resource resource, const DeviceIds& ids) {
+Result<std::vector<std::string>> Allocator::Admit(Resource resource, const DeviceIds& ids) {
   const std::string& name = *ids.begin();
   if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
   ApplyLinks();
@@ -165,19 +165,9 @@ Result<kubelet::Grant> Allocator::Admit(Resource resource, const DeviceIds& ids)
       if (former != name) effects_->Retract(resource, former);
     }
   }
-  if (BindsNothing(resource)) return kubelet::Grant{};  // See PreStart.
+  if (BindsNothing(resource)) return std::vector<std::string>();  // See PreStart.
   effects_->Retract(resource, name);
-  if (options_.early) {
-    const Result<Binding> binding = book_.BindEarly(resource, ids);
-    if (!binding) return std::unexpected(binding.error());
-    if (auto published = effects_->Publish(*binding); !published) {
-      return std::unexpected(published.error());
-    }
-    Result<Edits> edits = effects_->EditsOf(*binding);
-    if (!edits) return std::unexpected(edits.error());
-    return kubelet::Grant{.cdi_names = {}, .edits = std::move(*edits)};
-  }
-  return kubelet::Grant{.cdi_names = effects_->CdiNames(resource, name), .edits = {}};
+  return effects_->CdiNames(resource, name);
 }
 
 Result<kubelet::PodList> Allocator::ListWhenQuiet(const Deadline& deadline) {
@@ -219,8 +209,7 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
     }
     ApplyLinks();
     ApplyClosed();
-    const Result<Binding> binding = options_.early ? book_.Prove(resource, ids, pods->snapshot)
-                                                   : book_.Bind(resource, ids, pods->snapshot);
+    const Result<Binding> binding = book_.Bind(resource, ids, pods->snapshot);
     if (binding) {
       auto published = effects_->Publish(*binding);
       if (!published) {

@@ -1,8 +1,7 @@
 // Answers the kubelet: decides with the book, and carries out the decision in an order that a crash
 // at any step leaves consistent.
 //
-//   Allocate   The IDs go to a new pod. Removes what their names stood for, then answers. With
-//              strategy "devices" it already chooses the GPU here (docs/design/plugin.md).
+//   Allocate   The IDs go to a new pod. Removes what their names stood for, then answers.
 //   PreStart   Finds out who holds the IDs (podresources) and which GPUs nobody else hands out,
 //              chooses a GPU (book), and makes spec and link. Then it answers, and the container
 //              may start.
@@ -56,8 +55,6 @@ class Effects {
   virtual std::map<std::string, std::string> Drained() const = 0;
   // The CDI names under which the runtime finds what Publish wrote.
   virtual std::vector<std::string> CdiNames(Resource resource, const std::string& name) const = 0;
-  // The same for runtimes without CDI: what Publish made, as the kubelet's own lists.
-  virtual Result<Edits> EditsOf(const Binding& binding) const = 0;
   // Makes everything that the container needs to start on that GPU. Repeatable.
   virtual Result<void> Publish(const Binding& binding) = 0;
   // Removes the spec, the link and the kept state of the allocation of that name.
@@ -70,7 +67,6 @@ class Effects {
 
 struct AllocatorOptions {
   uint64_t unit_bytes = uint64_t{1} << 30;
-  bool early = false;    // Strategy "devices".
   bool coexist = false;  // See Book::SetCoexist.
   Tenancy tenancy = Tenancy::kShared;
   // The pod that this plugin runs in; a list without it is too young to prove anything. Empty if it
@@ -105,7 +101,7 @@ class Allocator final : public kubelet::Handler, public dra::Handler {
   // Whether the broker of the memory allocation of that name is connected. Never waits.
   void NoteLink(const std::string& name, bool open);
 
-  Result<kubelet::Grant> Allocate(Resource resource, const DeviceIds& ids) override;
+  Result<std::vector<std::string>> Allocate(Resource resource, const DeviceIds& ids) override;
   Result<void> PreStart(Resource resource, const DeviceIds& ids) override;
   DeviceIds Prefer(Resource resource, const DeviceIds& available, const DeviceIds& must_include,
                    size_t count) override;
@@ -133,7 +129,7 @@ class Allocator final : public kubelet::Handler, public dra::Handler {
                           std::unique_lock<std::timed_mutex>* lock);
   Result<kubelet::PodList> ListWhenQuiet(const Deadline& deadline);
   // Needs mutex_.
-  Result<kubelet::Grant> Admit(Resource resource, const DeviceIds& ids);
+  Result<std::vector<std::string>> Admit(Resource resource, const DeviceIds& ids);
   void ApplyLinks();
   void ApplyClosed();
 

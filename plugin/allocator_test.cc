@@ -43,11 +43,6 @@ class FakeNode : public Effects {
   static std::string CdiName(Resource resource, const std::string& name) {
     return Concat(resource == Resource::kMemory ? "memory=" : "attach=", name);
   }
-  Result<Edits> EditsOf(const Binding& binding) const override {
-    Edits edits;
-    edits.env["GPU"] = binding.first_gpu();
-    return edits;
-  }
   Result<void> Publish(const Binding& binding) override {
     if (on_publish) on_publish();
     if (publish_error) return std::unexpected(*publish_error);
@@ -108,7 +103,7 @@ class AllocatorTest : public ::testing::Test {
 
 TEST_F(AllocatorTest, ContainersOfAPodGetOneGpuThroughTheirSpecs) {
   const auto grant = allocator_->Allocate(Resource::kMemory, Ids('m', 0, 4));
-  EXPECT_THAT(grant->cdi_names, ElementsAre("memory=m1000"));
+  EXPECT_THAT(*grant, ElementsAre("memory=m1000"));
   EXPECT_THAT(node_.specs, IsEmpty()) << "the name has no spec until it is bound";
   ASSERT_TRUE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
   ASSERT_TRUE(Start("pod", "one", Resource::kAttach, Ids('a', 0, 1)));
@@ -122,7 +117,7 @@ TEST_F(AllocatorTest, ContainersOfAPodGetOneGpuThroughTheirSpecs) {
 TEST_F(AllocatorTest, AGpuOfItsOwnNeedsNoSpecOfItsOwn) {
   const auto grant = allocator_->Allocate(Resource::kExclusive, Ids('x', 0, 1));
   ASSERT_TRUE(grant) << grant.error().ToString();
-  EXPECT_THAT(grant->cdi_names, IsEmpty());
+  EXPECT_THAT(*grant, IsEmpty());
   EXPECT_FALSE(allocator_->PreStart(Resource::kExclusive, Ids('x', 0, 1))) << "not listed yet";
   node_.Run("pod", "gpushm", Resource::kExclusive, Ids('x', 0, 1));
   ASSERT_TRUE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
@@ -252,23 +247,6 @@ TEST_F(AllocatorTest, TellsWhenTheKubeletDoesNotAnswer) {
   const auto failed = Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 1));
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().code(), Code::kUnavailable);
-}
-
-TEST_F(AllocatorTest, StrategyDevicesAnswersWithTheDevicesAndProvesThemLater) {
-  AllocatorOptions options;
-  options.early = true;
-  Reset(options);
-  const auto sidecar = allocator_->Allocate(Resource::kMemory, Ids('m', 0, 8));
-  const auto app = allocator_->Allocate(Resource::kAttach, Ids('a', 0, 1));
-  EXPECT_EQ(sidecar->edits.env.at("GPU"), "GPU-a");
-  EXPECT_EQ(app->edits.env.at("GPU"), "GPU-a");
-  EXPECT_THAT(app->cdi_names, IsEmpty());
-  EXPECT_FALSE(allocator_->Allocate(Resource::kMemory, Ids('m', 8, 9)))
-      << "without room the pod fails";
-  node_.Run("pod", "gpushm", Resource::kMemory, Ids('m', 0, 8));
-  node_.Run("pod", "app", Resource::kAttach, Ids('a', 0, 1));
-  EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 0, 8)));
-  EXPECT_TRUE(allocator_->PreStart(Resource::kAttach, Ids('a', 0, 1)));
 }
 
 // Goal: invariant (2). Method: an Allocate is held inside its effects; a listing that was requested

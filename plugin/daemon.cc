@@ -270,7 +270,6 @@ Result<void> Daemon::OpenFiles() {
   if (config.allocation == Allocation::kDra) files_->UseRunFolder(config.claims_folder);
   OwnFiles own;
   const bool kubelet = config.kubelet == KubeletMode::kAuto;
-  const bool cdi = kubelet && config.strategy == Strategy::kCdi;
   if (options_.payload_folder.empty()) {
     if (kubelet)
       LogWarning(
@@ -283,11 +282,11 @@ Result<void> Daemon::OpenFiles() {
     if (!installed) return std::unexpected(installed.error());
     own = OwnFiles{.library = files_->library(), .ctl = files_->ctl(), .link_folder = {}};
   }
-  // Where no runtime reads the specs, they are only the plugin's record of its bindings.
-  Result<SpecStore> specs =
-      SpecStore::Open(cdi ? config.cdi_folder : config.state_folder + "/bindings");
-  if (!specs) return std::unexpected(specs.error());
-  specs_ = std::move(*specs);
+  if (kubelet) {
+    Result<SpecStore> specs = SpecStore::Open(config.cdi_folder);
+    if (!specs) return std::unexpected(specs.error());
+    specs_ = std::move(*specs);
+  }
 
   const auto on_link = [this](const std::string& name, bool open) {
     allocator_->NoteLink(name, open);
@@ -307,15 +306,14 @@ Result<void> Daemon::OpenFiles() {
                      .statement_bytes = StatementBytes(options_.memory_limit_bytes)});
   if (!keeper) return std::unexpected(keeper.error());
   keeper_ = std::move(*keeper);
-  MakeNode(own, cdi);
-  if (cdi) {
+  MakeNode(own);
+  if (specs_) {
     // Not only with the first binding: a plugin that cannot write the shared spec must not
     // register.
     const Result<bool> shared = specs_->WriteShared(SharedEdits(*driver_, own));
     if (!shared) return std::unexpected(shared.error());
   }
   allocator_.emplace(AllocatorOptions{.unit_bytes = config.rules.unit_bytes,
-                                      .early = config.strategy == Strategy::kDevices,
                                       .coexist = config.coexist,
                                       .tenancy = config.tenancy,
                                       .own_pod = options_.own_pod},
@@ -324,7 +322,7 @@ Result<void> Daemon::OpenFiles() {
   return {};
 }
 
-void Daemon::MakeNode(const OwnFiles& own, bool cdi) {
+void Daemon::MakeNode(const OwnFiles& own) {
   const PluginConfig& config = options_.config;
   if (config.kubelet == KubeletMode::kAuto) {
     kubelet::PodResources::Options pods;
@@ -336,8 +334,7 @@ void Daemon::MakeNode(const OwnFiles& own, bool cdi) {
   }
   node_.emplace(Node::Parts{.pods = pods_ ? &*pods_ : nullptr,
                             .pod_resources_socket = config.pod_resources_socket,
-                            .specs = &*specs_,
-                            .cdi = cdi,
+                            .specs = specs_ ? &*specs_ : nullptr,
                             .files = &*files_,
                             .keeper = keeper_.get(),
                             .taken = taken_ ? &*taken_ : nullptr,
@@ -350,7 +347,8 @@ void Daemon::MakeNode(const OwnFiles& own, bool cdi) {
 
 // Takes over what an earlier run of the plugin left, however that run ended.
 Result<void> Daemon::TakeOver() {
-  const Result<SpecStore::Contents> contents = specs_->ReadAll();
+  Result<SpecStore::Contents> contents = SpecStore::Contents();
+  if (specs_) contents = specs_->ReadAll();
   if (!contents) return std::unexpected(contents.error());
   for (const SpecStore::Damaged& damaged : contents->damaged) {
     LogWarning("spec-damaged",

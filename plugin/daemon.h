@@ -90,7 +90,7 @@ class Daemon {
   Result<void> LockState();
   Result<void> ReadNode();
   Result<void> OpenFiles();
-  void MakeNode(const OwnFiles& own, bool cdi);
+  void MakeNode(const OwnFiles& own);
   Result<void> TakeOver();
   Result<void> StartHealth();
   Result<void> StartMonitoring();

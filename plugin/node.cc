@@ -108,12 +108,6 @@ Result<Node::Subject> Node::SubjectOf(const Binding& binding) const {
   return subject;
 }
 
-Result<Edits> Node::EditsOf(const Binding& binding) const {
-  const Result<Subject> subject = SubjectOf(binding);
-  if (!subject) return std::unexpected(subject.error());
-  return EditsFor(driver_, subject->devices, subject->role, subject->own);
-}
-
 Result<void> Node::Publish(const Binding& binding) {
   const Result<Subject> subject = SubjectOf(binding);
   if (!subject) return std::unexpected(subject.error());
@@ -134,10 +128,9 @@ Result<void> Node::Publish(const Binding& binding) {
                           .others = binding.others};
     if (auto opened = parts_.keeper->Open(binding.name(), grant); !opened) return opened;
   }
-  if (parts_.cdi) {  // Written again, in case somebody emptied the folder.
-    const Result<bool> shared = parts_.specs->WriteShared(shared_);
-    if (!shared) return std::unexpected(shared.error());
-  }
+  // Written again, in case somebody emptied the folder.
+  const Result<bool> shared = parts_.specs->WriteShared(shared_);
+  if (!shared) return std::unexpected(shared.error());
   const Result<bool> written = WriteSpec(binding, *subject);
   if (!written) return std::unexpected(written.error());
   return {};

@@ -27,8 +27,7 @@ class Node final : public Effects {
   struct Parts {
     kubelet::PodResources* pods = nullptr;
     std::string pod_resources_socket;  // Shows when the kubelet restarts.
-    SpecStore* specs = nullptr;
-    bool cdi = true;  // Whether the runtime reads the specs.
+    SpecStore* specs = nullptr;  // Null: there is no kubelet.
     HostFiles* files = nullptr;
     Keeper* keeper = nullptr;
     // Distinguishes other plugins' devices from GPUs; null: other plugins may hand out GPUs too
@@ -50,7 +49,6 @@ class Node final : public Effects {
   std::map<std::string, std::string> Taken() const override;
   std::map<std::string, std::string> Drained() const override;
   std::vector<std::string> CdiNames(Resource resource, const std::string& name) const override;
-  Result<Edits> EditsOf(const Binding& binding) const override;
   Result<void> Publish(const Binding& binding) override;
   void Retract(Resource resource, const std::string& name) override;
   void RetractClaim(const std::string& uid) override;

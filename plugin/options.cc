@@ -20,8 +20,6 @@ ConfigFlags::ConfigFlags(CLI::App* app, Which which) {
   if (which == Which::kInventory) return;
   Add(app, "kubelet", false, "auto, or none for a machine without Kubernetes (auto)",
       [](const auto& from, auto* to) { to->kubelet = from.kubelet; });
-  Add(app, "strategy", false, "cdi, or devices for runtimes without CDI (cdi)",
-      [](const auto& from, auto* to) { to->strategy = from.strategy; });
   Add(app, "driver-root", false,
       "The driver's root, its library folder, or NVIDIA's CDI spec (auto)",
       [](const auto& from, auto* to) { to->driver_root = from.driver_root; });

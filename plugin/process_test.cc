@@ -466,27 +466,6 @@ TEST_F(ProcessTest, ReloadTakesAGoodFileAndKeepsTheOldOneForABadOne) {
   EXPECT_EQ(kubelet_.Allocatable(kMemory), kUnits / 2) << Log();
 }
 
-TEST_F(ProcessTest, StrategyDevicesGivesTheDevicesItselfAndSurvivesARestart) {
-  StartPlugin("strategy: devices\n");
-  ASSERT_TRUE(WaitUsable()) << Log();
-  const std::string pod = kubelet_.AddPod(SharingPod("pod", 8));
-  const auto gpu_of = [&](const std::string& container) {
-    const auto answers = kubelet_.StatusOf(pod).containers.at(container).answers;
-    return answers.empty() ? std::string("none") : answers[0].edits.env.at("GPUSHM_SIM_DEVICES");
-  };
-  ASSERT_FALSE(kubelet_.StatusOf(pod).failed) << kubelet_.StatusOf(pod).message;
-  EXPECT_EQ(gpu_of("gpushm"), kGpuA);
-  EXPECT_EQ(gpu_of("one"), kGpuA);
-  EXPECT_EQ(gpu_of("two"), kGpuA);
-  // Between Allocate and the start.
-  plugin_->Signal(SIGKILL);
-  ASSERT_TRUE(plugin_->WaitEnd(kLongMs));
-  StartPlugin("strategy: devices\n");
-  ASSERT_TRUE(WaitUsable()) << Log();
-  EXPECT_TRUE(kubelet_.WaitRunning(pod, Soon())) << Log();
-  EXPECT_THAT(node_.Specs(), IsEmpty()) << "there is no spec where a runtime reads";
-}
-
 // Goal: no GPU is allocated twice. Method: another plugin advertises one of two GPUs by its UUID,
 // before this plugin starts.
 TEST_F(ProcessTest, AGpuThatAnotherPluginOffersIsLeftOut) {

@@ -38,7 +38,7 @@ Result<void> CheckFolders(const DaemonOptions& options) {
     if (options.payload_folder.empty() || access(path.c_str(), R_OK) == 0) continue;
     return FailSystem(errno, Concat("read ", path), "set --payload to the folder that has it");
   }
-  if (config.strategy == Strategy::kCdi && access(config.cdi_folder.c_str(), W_OK) != 0) {
+  if (access(config.cdi_folder.c_str(), W_OK) != 0) {
     return FailSystem(errno, Concat("write to ", config.cdi_folder));
   }
   // Not a name that a serving plugin uses.

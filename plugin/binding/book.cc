@@ -225,66 +225,6 @@ void Book::ForgetAttach(const DeviceIds& ids) {
   });
 }
 
-Result<Binding> Book::BindEarly(Resource resource, const DeviceIds& ids) {
-  if (ids.empty()) return Fail(Code::kInvalidArgument, "container without device IDs");
-  // The kubelet does not say which container it is. Its IDs are in the kubelet's checkpoint.
-  const std::string who = Concat("the container with ", ids.size(), " device IDs (", *ids.begin(),
-                                 " to ", *ids.rbegin(), ")");
-  if (resource == Resource::kAttach) {
-    if (early_gpus_.empty()) {
-      return Fail(Code::kUnavailable, "gpushm.io/attach was requested before any gpushm.io/memory",
-                  "make the sidecar, which requests gpushm.io/memory, the pod's first container");
-    }
-    if (auto healthy = CheckHealth(early_gpus_.front()); !healthy) {
-      return std::unexpected(healthy.error());
-    }
-    ForgetAttach(ids);
-  } else {
-    if (auto released = Release(ids, who); !released) return std::unexpected(released.error());
-    Result<std::vector<std::string>> gpus =
-        Choose({.units = static_cast<uint32_t>(ids.size()), .who = who, .name_space = {}});
-    if (!gpus) return std::unexpected(gpus.error());
-    early_gpus_ = std::move(*gpus);
-  }
-  entries_.push_back({.binding = {resource, ids, early_gpus_, Owner{}}});
-  return entries_.back().binding;
-}
-
-Result<Binding> Book::Prove(Resource resource, const DeviceIds& ids, const Snapshot& now) {
-  const Result<Owner> owner = OwnerOf(resource, ids, now);
-  if (!owner) return std::unexpected(owner.error());
-  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return !entry.superseded && entry.binding.resource == resource && entry.binding.ids == ids;
-  });
-  if (found == entries_.end()) {
-    return Fail(Code::kUnavailable,
-                Concat("the plugin does not know which GPU ", owner->ToString(), " was given"),
-                "delete the pod; its successor gets a GPU again");
-  }
-  Binding& binding = found->binding;
-  const bool starts_first = binding.owner == Owner{};
-  const Gpu* const gpu = FindGpu(binding.first_gpu());
-  if (starts_first && gpu != nullptr && gpu->closed()) {
-    return Fail(Code::kExhausted,
-                Concat(owner->ToString(), " was given GPU ", gpu->uuid,
-                       gpu->taken_by.empty() ? Concat(", which was drained since: ", gpu->drained)
-                                             : Concat(", which ", gpu->taken_by, " hands out")),
-                "delete the pod; its successor gets another GPU");
-  }
-  binding.owner = *owner;
-  if (auto healthy = CheckHealth(binding); !healthy) return std::unexpected(healthy.error());
-  for (const Entry& other : entries_) {
-    if (other.superseded || !(other.binding.owner.pod == owner->pod)) continue;
-    if (other.binding.gpus == binding.gpus) continue;
-    return Fail(
-        Code::kInvalidArgument,
-        Concat(owner->ToString(), " was given GPU ", binding.first_gpu(), ", but container ",
-               other.binding.owner.container, " of the same pod GPU ", other.binding.first_gpu()),
-        "delete the pod to have it placed again; this cannot happen with strategy: cdi");
-  }
-  return binding;
-}
-
 std::optional<Book::Obstacle> Book::ObstacleOn(const Gpu& gpu, const Need& need) const {
   if (!gpu.taken_by.empty()) {
     return Obstacle{
@@ -522,11 +462,8 @@ std::vector<Binding> Book::Observe(const Snapshot& now, int64_t now_ms) {
   for (Entry& entry : entries_) {
     const Binding& binding = entry.binding;
     if (binding.IsClaim()) continue;  // Invariant 8.
-    // Without an owner it was allocated early and has not started.
-    const bool owned = !binding.owner.container.empty();
     const bool listed = !entry.superseded &&
-                        (owned ? Overlap(now.IdsOf(binding.owner, binding.resource), binding.ids)
-                               : !now.OwnersOf(binding.resource, binding.ids).empty());
+                        Overlap(now.IdsOf(binding.owner, binding.resource), binding.ids);
     if (listed) {
       entry.missing_since_ms.reset();
       entry.listed_by = now.kubelet_run;

@@ -149,19 +149,6 @@ class Book {
   // `resource` is kMemory or kAttach. What the others say is part of the memory binding.
   Result<Binding> Bind(Resource resource, const DeviceIds& ids, const Snapshot& now);
 
-  // ---- strategy "devices": the GPU is chosen in Allocate, when the owner of the IDs is unknown.
-
-  // A memory allocation gets a GPU with room. An attach allocation gets the GPU of the memory
-  // allocation before it, because the kubelet admits one pod at a time, its sidecar first
-  // (measured; research: k8s-facts). The owner is empty until Prove. Errors as for Bind, but here
-  // they end the pod.
-  Result<Binding> BindEarly(Resource resource, const DeviceIds& ids);
-  // For PreStartContainer of such an allocation: records its owner, and checks that the pod has one
-  // GPU. kInvalidArgument: it has two. kUnavailable: the IDs are unknown. Otherwise as Bind.
-  Result<Binding> Prove(Resource resource, const DeviceIds& ids, const Snapshot& now);
-
-  // ----
-
   // ---- dynamic resource allocation: the scheduler has chosen, and the book verifies.
 
   // Returns the same binding again for a UID that it knows. kExhausted: a GPU has no room yet, for
@@ -224,7 +211,7 @@ class Book {
     size_t gpus = 1;
     bool nvlink = false;
     std::string who;         // For errors.
-    std::string name_space;  // Of the pod; empty if it is unknown.
+    std::string name_space;  // Of the pod.
     bool exclusive = false;
   };
   Result<Need> NeedOf(const DeviceIds& ids, const Owner& owner, const Snapshot& now) const;
@@ -253,7 +240,6 @@ class Book {
   Tenancy tenancy_ = Tenancy::kShared;
   std::vector<Gpu> gpus_;
   std::vector<Entry> entries_;
-  std::vector<std::string> early_gpus_;  // Of the last memory allocation of BindEarly.
 };
 
 }  // namespace gpushm::plugin

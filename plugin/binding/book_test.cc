@@ -272,17 +272,6 @@ TEST_F(BookTest, ADrainedGpuTakesNobodyNewAndKeepsItsPods) {
   EXPECT_EQ(book_.Bind(Resource::kMemory, Ids('m', 30, 3), now_)->first_gpu(), "GPU-b");
 }
 
-TEST_F(BookTest, APodThatWasPlacedEarlyOnAGpuThatIsDrainedNowDoesNotStartThere) {
-  book_.Supersede(Ids('m', 0, 2));
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 2))->first_gpu(), "GPU-b");
-  book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
-                 {.uuid = "GPU-b", .units = 6, .tokens = 4, .drained = "a fan is loud"}});
-  now_.Add(OwnerNamed("pod", "gpushm"), Resource::kMemory, Ids('m', 0, 2));
-  const Result<Binding> refused = book_.Prove(Resource::kMemory, Ids('m', 0, 2), now_);
-  ASSERT_FALSE(refused);
-  EXPECT_THAT(refused.error().ToString(), HasSubstr("which was drained since: a fan is loud"));
-}
-
 TEST_F(BookTest, NamespacesDoNotShareAGpuUnlessTheyMay) {
   const auto start = [&](const std::string& name_space, int first, int count) {
     const DeviceIds ids = Ids('m', first, count);
@@ -380,18 +369,6 @@ TEST_F(BookTest, SickAndDrainedGpusAreNobodysOwn) {
   EXPECT_EQ(book_.Unhealthy(Resource::kExclusive, Ids('x', 0, 2)), Ids('x', 1, 1));
 }
 
-// Strategy "devices" chooses at admission, by the last check.
-TEST_F(BookTest, APodThatWasPlacedEarlyOnAGpuThatIsTakenNowDoesNotStartThere) {
-  book_.Supersede(Ids('m', 0, 2));
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 2))->first_gpu(), "GPU-b");
-  book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
-                 {.uuid = "GPU-b", .units = 6, .tokens = 4, .taken_by = "nvidia.com/gpu"}});
-  now_.Add(OwnerNamed("pod", "gpushm"), Resource::kMemory, Ids('m', 0, 2));
-  const Result<Binding> refused = book_.Prove(Resource::kMemory, Ids('m', 0, 2), now_);
-  ASSERT_FALSE(refused);
-  EXPECT_THAT(refused.error().ToString(), HasSubstr("which nvidia.com/gpu hands out"));
-}
-
 TEST_F(BookTest, RestoredBindingsCount) {
   Book later(kGiB);
   later.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4}});
@@ -412,52 +389,6 @@ TEST_F(BookTest, AContainerWithAnotherPluginsGpuIsRefusedUnlessToldToCoexist) {
               HasSubstr("container app requests both nvidia.com/gpu and gpushm.io/attach"));
   book_.SetCoexist(true);
   EXPECT_TRUE(Attach("pod", "app", 1));
-}
-
-// ---- strategy "devices"
-
-TEST_F(BookTest, EarlyAttachFollowsTheMemoryBeforeIt) {
-  EXPECT_EQ(book_.BindEarly(Resource::kAttach, Ids('a', 0, 1)).error().code(), Code::kUnavailable);
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 8))->first_gpu(), "GPU-a");
-  EXPECT_EQ(book_.BindEarly(Resource::kAttach, Ids('a', 0, 1))->first_gpu(), "GPU-a");
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 8, 6))->first_gpu(), "GPU-b");
-  EXPECT_EQ(book_.BindEarly(Resource::kAttach, Ids('a', 1, 1))->first_gpu(), "GPU-b");
-  const auto full = book_.BindEarly(Resource::kMemory, Ids('m', 14, 6));
-  ASSERT_FALSE(full);
-  EXPECT_EQ(full.error().code(), Code::kExhausted);
-  EXPECT_THAT(full.error().what(), HasSubstr("the container with 6 device IDs (m1014 to m1019)"));
-
-  now_.Add(OwnerNamed("one", "gpushm"), Resource::kMemory, Ids('m', 0, 8));
-  now_.Add(OwnerNamed("one", "app"), Resource::kAttach, Ids('a', 0, 1));
-  EXPECT_EQ(book_.Prove(Resource::kMemory, Ids('m', 0, 8), now_)->owner.container, "gpushm");
-  EXPECT_EQ(book_.Prove(Resource::kAttach, Ids('a', 0, 1), now_)->first_gpu(), "GPU-a");
-  EXPECT_EQ(book_.Prove(Resource::kAttach, Ids('a', 0, 1), now_)->first_gpu(), "GPU-a") << "again";
-}
-
-// The calls of two pods are mixed, contrary to all measurements: this is found before a container
-// starts.
-TEST_F(BookTest, EarlyBindingsOfAPodOnTwoGpusAreRefused) {
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 0, 8))->first_gpu(), "GPU-a");
-  ASSERT_EQ(book_.BindEarly(Resource::kMemory, Ids('m', 8, 6))->first_gpu(), "GPU-b");
-  ASSERT_EQ(book_.BindEarly(Resource::kAttach, Ids('a', 0, 1))->first_gpu(), "GPU-b");
-  now_.Add(OwnerNamed("one", "gpushm"), Resource::kMemory, Ids('m', 0, 8));
-  now_.Add(OwnerNamed("one", "app"), Resource::kAttach, Ids('a', 0, 1));
-  ASSERT_TRUE(book_.Prove(Resource::kMemory, Ids('m', 0, 8), now_));
-  const auto wrong = book_.Prove(Resource::kAttach, Ids('a', 0, 1), now_);
-  ASSERT_FALSE(wrong);
-  EXPECT_EQ(wrong.error().code(), Code::kInvalidArgument);
-  EXPECT_THAT(wrong.error().what(),
-              HasSubstr("app was given GPU GPU-b, but container gpushm of the same pod GPU GPU-a"));
-}
-
-TEST_F(BookTest, EarlyBindingThatNeverStartsIsReleased) {
-  ASSERT_TRUE(book_.BindEarly(Resource::kMemory, Ids('m', 0, 8)));
-  now_.Add(OwnerNamed("one", "gpushm"), Resource::kMemory, Ids('m', 0, 8));
-  EXPECT_THAT(book_.Observe(now_, 0), IsEmpty());
-  EXPECT_THAT(book_.Observe(Snapshot(), 1), IsEmpty());
-  EXPECT_THAT(book_.Observe(Snapshot(), 1 + Book::kProofMs), SizeIs(1));
-  EXPECT_EQ(book_.Prove(Resource::kMemory, Ids('m', 0, 8), now_).error().code(),
-            Code::kUnavailable);
 }
 
 }  // namespace

@@ -153,13 +153,4 @@ Result<Edits> BindingEdits(const DriverFiles& driver, const std::vector<Device>&
   return edits;
 }
 
-Result<Edits> EditsFor(const DriverFiles& driver, const std::vector<Device>& devices,
-                       ContainerRole role, const OwnFiles& own) {
-  Edits edits = SharedEdits(driver, own);
-  const Result<Edits> more = BindingEdits(driver, devices, role, own);
-  if (!more) return more;
-  Merge(&edits, *more);
-  return edits;
-}
-
 }  // namespace gpushm::plugin

@@ -84,16 +84,12 @@ struct OwnFiles {
 };
 
 // What every container gets: libraries, programs, control nodes. It is nine tenths of what a
-// container gets, so with CDI it is a spec of its own (SpecStore::WriteShared).
+// container gets, so it is a spec of its own (SpecStore::WriteShared).
 Edits SharedEdits(const DriverFiles& driver, const OwnFiles& own);
 
 // What a container of that role gets in addition, for that GPU. kNotFound: the GPU has no device
 // node, or its MIG instance no capability; the error says what to do.
 Result<Edits> BindingEdits(const DriverFiles& driver, const std::vector<Device>& devices,
                            ContainerRole role, const OwnFiles& own);
-
-// Both together, for runtimes without CDI.
-Result<Edits> EditsFor(const DriverFiles& driver, const std::vector<Device>& devices,
-                       ContainerRole role, const OwnFiles& own);
 
 }  // namespace gpushm::plugin

@@ -100,9 +100,11 @@ class DriverFilesTest : public ::testing::Test {
   }
   Edits For(const DriverFiles& driver, const Device& device = Gpu(),
             ContainerRole role = ContainerRole::kApplication, const OwnFiles& own = {}) const {
-    Result<Edits> edits = EditsFor(driver, {device}, role, own);
-    EXPECT_TRUE(edits) << edits.error().ToString();
-    return edits ? *edits : Edits{};
+    const Result<Edits> part = BindingEdits(driver, {device}, role, own);
+    EXPECT_TRUE(part) << part.error().ToString();
+    Edits edits = SharedEdits(driver, own);
+    if (part) Merge(&edits, *part);
+    return edits;
   }
 
   const TempFolder host_;
@@ -164,7 +166,7 @@ TEST_F(DriverFilesTest, NodesOfTheOneGpu) {
   EXPECT_EQ(Node(edits, "/dev/nvidiactl"), "/dev/nvidiactl");
   EXPECT_EQ(Node(edits, "/dev/nvidia-uvm"), "/dev/nvidia-uvm");
   EXPECT_EQ(Node(edits, "/dev/nvidia-uvm-tools"), "/dev/nvidia-uvm-tools");
-  const auto missing = EditsFor(driver, {Gpu(7)}, ContainerRole::kApplication, {});
+  const auto missing = BindingEdits(driver, {Gpu(7)}, ContainerRole::kApplication, {});
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().remedy(), "create it with nvidia-modprobe -c 7");
 }
@@ -185,10 +187,10 @@ TEST_F(DriverFilesTest, CapabilitiesOfAMigInstance) {
   EXPECT_EQ(Node(edits, "/dev/nvidia-caps/nvidia-cap32"), "/dev/nvidia-caps/nvidia-cap32");
   Device old = Instance();
   old.gpu_instance = kNoInstance;
-  EXPECT_EQ(EditsFor(driver, {old}, ContainerRole::kApplication, {}).error().code(),
+  EXPECT_EQ(BindingEdits(driver, {old}, ContainerRole::kApplication, {}).error().code(),
             Code::kNotFound);
   fs::remove_all(Host("/proc/driver/nvidia"));
-  EXPECT_FALSE(EditsFor(driver, {Instance()}, ContainerRole::kApplication, {}));
+  EXPECT_FALSE(BindingEdits(driver, {Instance()}, ContainerRole::kApplication, {}));
   Put("/proc/driver/nvidia-caps/mig-minors",
       "config 1\nmonitor 2\ngpu0/gi3/access 30\ngpu0/gi3/ci1/access 32\ngpu0/gi33/access 300\n");
   EXPECT_EQ(For(driver, Instance()), edits) << "the same result from the list of all capabilities";
@@ -228,8 +230,7 @@ TEST_F(DriverFilesTest, APodOfSeveralGpusGetsTheNodesOfAll) {
                                                Field(&DeviceNode::host_path, "/dev/nvidia1")));
 }
 
-// Goal: the two specs of a container together contain what one spec would, and the part that
-// differs is small.
+// Goal: the part that differs between containers is small.
 TEST_F(DriverFilesTest, SharedAndOwnPart) {
   PutLibraries("/usr/lib64");
   PutNodes();
@@ -241,9 +242,6 @@ TEST_F(DriverFilesTest, SharedAndOwnPart) {
   EXPECT_THAT(part.env, IsEmpty());
   EXPECT_THAT(part.device_nodes, ElementsAre(Field(&DeviceNode::host_path, "/dev/nvidia0")));
   EXPECT_THAT(part.mounts, ElementsAre(Field(&Mount::container_path, "/run/gpushm-link")));
-  Edits both = SharedEdits(driver, own);
-  Merge(&both, part);
-  EXPECT_EQ(both, For(driver, Gpu(), ContainerRole::kSidecar, own));
 }
 
 TEST_F(DriverFilesTest, TheRootOfADriverContainer) {

@@ -1,6 +1,4 @@
-// What a container gets: the part of CDI's container edits that the plugin uses. Plain values, so
-// that they can become a CDI spec or the kubelet's own device list (strategy "devices", which has
-// no hooks and no groups).
+// What a container gets: the part of CDI's container edits that the plugin uses, as plain values.
 #pragma once
 
 #include <cstdint>

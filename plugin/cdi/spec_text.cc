@@ -123,7 +123,6 @@ std::string WrongWith(const Binding& binding) {
     return Concat(binding.ids.size(), " device IDs cannot be divided equally by ",
                   binding.gpus.size(), " GPUs");
   }
-  if (binding.owner == Owner{}) return {};  // Allocated early, not started yet.
   const Pod& pod = binding.owner.pod;
   if (!IsDnsLabel(pod.name_space)) {
     return Concat("invalid namespace name ", Quote(pod.name_space));

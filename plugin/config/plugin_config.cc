@@ -23,7 +23,6 @@ using config::OrErrors;
 using config::Quote;
 using config::YamlNode;
 
-constexpr std::array<std::string_view, 2> kStrategies = {"cdi", "devices"};
 constexpr std::array<std::string_view, 2> kTenancies = {"shared", "namespace"};
 constexpr std::array<std::string_view, 2> kKubelets = {"auto", "none"};
 constexpr std::array<std::string_view, 2> kAllocationsBy = {"device-plugin", "dra"};
@@ -110,7 +109,6 @@ void FileReader::Field(const YamlNode& key, const YamlNode& value) {
   if (name == "status") return AddressAlone(value, name, config_.monitoring.status_address);
   if (name == "probes") return AddressAlone(value, name, config_.monitoring.probes_address);
   if (name == "log") return file_.Log(value, config_.log);
-  if (name == "strategy") return file_.Choice(value, name, kStrategies, config_.strategy);
   if (name == "kubelet") return file_.Choice(value, name, kKubelets, config_.kubelet);
   Rules& rules = config_.rules;
   if (name == "reserve") {
@@ -396,11 +394,6 @@ void FileReader::CheckDra(const YamlNode& root) {
     file_.Fail(at, "allocation", "dra needs a kubelet, but the file says kubelet: none",
                "kubelet: auto");
   }
-  if (config_.strategy == Strategy::kDevices) {
-    file_.Fail(at, "allocation",
-               "dra needs a runtime with CDI, but the file says strategy: devices",
-               "strategy: cdi");
-  }
   if (config_.tenancy != Tenancy::kShared) {
     file_.Fail(at, "allocation",
                "with dra the scheduler chooses the GPU, and it does not know "
@@ -416,13 +409,6 @@ void FileReader::CheckTogether(const YamlNode& root) {
     file_.Fail(*Find(root, "allocations"), "allocations",
                "is only for machines without a kubelet; with one, pods request memory",
                "kubelet: none");
-  }
-  config_.rules.sidecar_says = config_.strategy == Strategy::kCdi;
-  if (config_.tenancy != Tenancy::kShared && config_.strategy == Strategy::kDevices) {
-    file_.Fail(*Find(*Find(root, "binding"), "tenancy"), "binding.tenancy",
-               "needs strategy: cdi, because with strategy: devices the GPU is chosen before the "
-               "plugin knows whose pod it is",
-               "strategy: cdi");
   }
   for (const uint32_t xid : config_.health.fatal_xids) {
     if (std::ranges::find(config_.health.ignore_xids, xid) == config_.health.ignore_xids.end()) {

@@ -24,11 +24,6 @@
 
 namespace gpushm::plugin {
 
-enum class Strategy {
-  kCdi,      // Containers get devices by CDI names, and are bound when they start.
-  kDevices,  // By device nodes and mounts, and bound at admission: for older runtimes.
-};
-
 // How pods get memory: which front end the plugin has. Never both on a node, because neither the
 // scheduler nor the kubelet would know what the other one has given away.
 enum class Allocation {
@@ -64,7 +59,6 @@ struct MonitoringConfig {
 
 struct PluginConfig {
   Rules rules;  // gpus, unit, reserve, attach-tokens
-  Strategy strategy = Strategy::kCdi;
   Tenancy tenancy = Tenancy::kShared;
   std::string driver_root;  // Empty: search for it.
   std::string host_root;    // Where this process sees the node's root. Empty: not in a container.

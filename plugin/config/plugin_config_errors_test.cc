@@ -43,8 +43,6 @@ std::vector<Case> YamlCases() {
       {"binding: namespace\n", 1, 10, "binding", "is text, not a map"},
       {"binding: {tenancy: pod}\n", 1, 20, "binding.tenancy", "shared"},
       {"binding: {tenancies: shared}\n", 1, 11, "binding.tenancies", "nearest is"},
-      {"strategy: devices\nbinding: {tenancy: namespace}\n", 2, 20, "binding.tenancy",
-       "needs strategy: cdi"},
       {"log.level: debug\n", 1, 1, "log.level", "unknown key"},
   };
 }
@@ -86,8 +84,9 @@ std::vector<Case> GpuCases() {
 
 std::vector<Case> NodeCases() {
   return {
-      {"strategy: cid\n", 1, 11, "strategy", "nearest is cdi"},
-      {"strategy: [cdi]\n", 1, 11, "strategy", "is a list"},
+      {"allocation: drA\n", 1, 13, "allocation", "nearest is dra"},
+      {"allocation: [dra]\n", 1, 13, "allocation", "is a list"},
+      {"strategy: devices\n", 1, 1, "strategy", "unknown key"},
       {"kubelet: off\n", 1, 10, "kubelet", "is not one of"},
       {"kubelet: false\n", 1, 10, "kubelet", "is not one of"},
       {"coexist: yes\n", 1, 10, "coexist", "neither true nor false"},
@@ -138,7 +137,6 @@ std::vector<Case> DraCases() {
       {dra + "dra: {credentials-folder: x}\n", 2, 27, "dra.credentials-folder", "absolute"},
       {dra + "dra: yes\n", 2, 6, "dra", "not a map"},
       {dra + "kubelet: none\n", 1, 13, "allocation", "kubelet: none"},
-      {dra + "strategy: devices\n", 1, 13, "allocation", "strategy: devices"},
       {dra + "binding: {tenancy: namespace}\n", 1, 13, "allocation", "binding.tenancy"},
   };
 }

@@ -27,7 +27,7 @@ void Check(const PluginConfig& config) {
   Require(config.host_root.empty() || config.host_root.starts_with('/'));
   Require(config.allocations.empty() || config.kubelet == KubeletMode::kNone);
   const bool dra = config.allocation == Allocation::kDra;
-  Require(!dra || (config.kubelet == KubeletMode::kAuto && config.strategy == Strategy::kCdi));
+  Require(!dra || config.kubelet == KubeletMode::kAuto);
   Require(dra || config.api_server.empty());
   Require(config.allocations.size() <= kMaxAllocations);
   std::set<std::string> names;

@@ -67,7 +67,7 @@ TEST(PluginConfig, EveryKeyIsRead) {
   const auto config = ParsePluginConfig(
       "gpus: [GPU-aaaaaaaa-0000-0000-0000-000000000001, 3, 1g.18gb, 1c.2g.35gb, 1g.18gb+me,\n"
       "       MIG-aaaaaaaa-0000-0000-0000-000000000002]\n"
-      "unit: 512Mi\nreserve: 0\nattach-tokens: 8\nstrategy: devices\ndriver-root: /\n"
+      "unit: 512Mi\nreserve: 0\nattach-tokens: 8\ndriver-root: /\n"
       "host-root: /host\ncoexist: true\nbinding: {tenancy: shared}\nkubelet: none\nkubelet-folder: /a\n"
       "pod-resources-socket: /b/c.sock\ncdi-folder: /etc/cdi\nstate-folder: /d\n"
       "features-folder: /e\n"
@@ -83,7 +83,6 @@ TEST(PluginConfig, EveryKeyIsRead) {
   EXPECT_EQ(config->rules.unit_bytes, uint64_t{512} << 20);
   EXPECT_EQ(config->rules.reserve_bytes, 0u);
   EXPECT_EQ(config->rules.tokens, 8u);
-  EXPECT_EQ(config->strategy, Strategy::kDevices);
   EXPECT_EQ(config->driver_root, "/");
   EXPECT_EQ(config->host_root, "/host");
   EXPECT_EQ(config->features_folder, "/e");

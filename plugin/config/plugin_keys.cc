@@ -22,13 +22,9 @@ constexpr KeyInfo kKeys[] = {
      "2Gi"},
     {"attach-tokens", "", "number from 1 to 4096", "64",
      "Number of `gpushm.io/attach` for each GPU: how many containers can use it at a time.", "64"},
-    {"strategy", "", "`cdi` or `devices`", "cdi",
-     "How containers get GPUs. `devices` is for runtimes without CDI; "
-     "[operations.md](../guides/operations.md#strategy-devices) lists its limitations.",
-     "cdi"},
     {"binding.tenancy", "", "`shared` or `namespace`", "shared",
      "Which pods may be on one GPU: all, or those of one namespace. A pod for which only GPUs of "
-     "other namespaces have room waits. `namespace` needs `strategy: cdi`.",
+     "other namespaces have room waits.",
      "namespace"},
     {"driver-root", "", "`auto` or absolute path", "auto",
      "The root of the driver's installation on the node: `/`, or `/run/nvidia/driver` with the "
@@ -141,7 +137,6 @@ constexpr Fixed At(std::string_view key) {
 // only once.
 constexpr Fixed kFixed[] = {
     At<[](auto& c) -> auto& { return c.rules.unit_bytes; }>("unit"),
-    At<[](auto& c) -> auto& { return c.strategy; }>("strategy"),
     At<[](auto& c) -> auto& { return c.tenancy; }>("binding.tenancy"),
     At<[](auto& c) -> auto& { return c.driver_root; }>("driver-root"),
     At<[](auto& c) -> auto& { return c.host_root; }>("host-root"),

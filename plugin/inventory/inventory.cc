@@ -292,11 +292,9 @@ Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules&
   });
   advertisement.ids[Resource::kMemory] = Numbered('m', units);
   advertisement.ids[Resource::kAttach] = Numbered('a', tokens);
-  if (rules.sidecar_says) {
-    advertisement.ids[Resource::kExclusive] = Numbered('x', chosen->size());
-    if (several) advertisement.ids[Resource::kGpus] = Numbered('g', tokens);
-    if (linked) advertisement.ids[Resource::kNvlink] = Numbered('n', tokens);
-  }
+  advertisement.ids[Resource::kExclusive] = Numbered('x', chosen->size());
+  if (several) advertisement.ids[Resource::kGpus] = Numbered('g', tokens);
+  if (linked) advertisement.ids[Resource::kNvlink] = Numbered('n', tokens);
   advertisement.devices = std::move(*chosen);
   advertisement.on_node = devices;
   advertisement.missing = std::move(selection->missing);

@@ -52,9 +52,6 @@ struct Rules {
   uint64_t reserve_bytes = uint64_t{1} << 30;
   // IDs of gpushm.io/attach for each device: the number of containers that can use it.
   uint32_t tokens = 64;
-  // Whether pods can have GPUs alone, or several. With strategy "devices" the GPU is chosen before
-  // it is known that a pod wants that.
-  bool sidecar_says = true;
 
   friend bool operator==(const Rules&, const Rules&) = default;
 };

@@ -210,8 +210,6 @@ TEST(Inventory, KnowsWhichGpusHaveNvlinkBetweenThem) {
   Rules rules;
   rules.select = {"0", "2"};
   EXPECT_THAT(Advertise(*devices, rules)->ids[Resource::kNvlink], IsEmpty());
-  rules.sidecar_says = false;
-  EXPECT_THAT(Advertise(*devices, rules)->ids[Resource::kGpus], IsEmpty());
 }
 
 }  // namespace

@@ -69,9 +69,9 @@ INSTANTIATE_TEST_SUITE_P(Kubelets, HandingOver, ::testing::Bool());
 TEST_P(HandingOver, LeavesNoPodBehind) {
   kubelet_options.known_by_resource_alone = GetParam();
   std::atomic<bool> closed = false;
-  handler.on_allocate = [&](Resource, const DeviceIds& ids) -> Result<Grant> {
+  handler.on_allocate = [&](Resource, const DeviceIds& ids) -> Result<std::vector<std::string>> {
     if (closed) return Fail(Code::kUnavailable, "this plugin is shutting down");
-    return Grant{.cdi_names = {*ids.begin()}, .edits = {}};
+    return std::vector{*ids.begin()};
   };
   handler.on_pre_start = [&](Resource, const DeviceIds&) -> Result<void> {
     if (closed) return Fail(Code::kUnavailable, "this plugin is shutting down");
@@ -120,7 +120,7 @@ TEST_P(HandingOver, LeavesNoPodBehind) {
 // Requests to the first plugin, before the second one listens, wait for the second one.
 TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
   kubelet_options.known_by_resource_alone = GetParam();
-  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
+  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<std::vector<std::string>> {
     return Fail(Code::kUnavailable, "this plugin is shutting down");
   };
   RecordingHandler second_handler;
@@ -145,15 +145,15 @@ TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
 // A call that the first plugin forwards is still in progress when the kubelet knows the second one.
 TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
   kubelet_options.known_by_resource_alone = GetParam();
-  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
+  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<std::vector<std::string>> {
     return Fail(Code::kUnavailable, "this plugin is shutting down");
   };
   std::promise<void> go_on;
   RecordingHandler second_handler;
   second_handler.on_allocate = [until = go_on.get_future().share()](
-                                   Resource, const DeviceIds& ids) -> Result<Grant> {
+                                   Resource, const DeviceIds& ids) -> Result<std::vector<std::string>> {
     until.wait();
-    return Grant{.cdi_names = {*ids.begin()}, .edits = {}};
+    return std::vector{*ids.begin()};
   };
   StartBoth();
   plugin->HandOver();
@@ -183,7 +183,7 @@ TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
 // The plugin that should take over hangs: its sockets accept connections, but it does not answer.
 TEST_P(HandingOver, SaysSoWhereNobodyTakesOver) {
   kubelet_options.known_by_resource_alone = GetParam();
-  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
+  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<std::vector<std::string>> {
     return Fail(Code::kUnavailable, "this plugin is shutting down");
   };
   StartBoth();

@@ -6,16 +6,8 @@
 
 #include "platform/base/status.h"
 #include "plugin/binding/snapshot.h"
-#include "plugin/cdi/edits.h"
 
 namespace gpushm::plugin::kubelet {
-
-// The answer to Allocate. The kubelet keeps it over restarts and reboots, and never requests it
-// again.
-struct Grant {
-  std::vector<std::string> cdi_names;  // "gpushm.io/memory=m0000"
-  Edits edits;                         // Strategy "devices"; empty with CDI.
-};
 
 // Calls come from several threads at once.
 class Handler {
@@ -24,8 +16,9 @@ class Handler {
 
   // A container is admitted with these IDs. The kubelet waits without a deadline and admits no
   // other pod meanwhile, so this must take milliseconds only. If it returns an error, the pod fails
-  // permanently.
-  virtual Result<Grant> Allocate(Resource resource, const DeviceIds& ids) = 0;
+  // permanently. The answer, CDI names such as "gpushm.io/memory=m0000", is kept by the kubelet over
+  // restarts and reboots, and never requested again.
+  virtual Result<std::vector<std::string>> Allocate(Resource resource, const DeviceIds& ids) = 0;
 
   // Called before each start of that container; must return within 30 s. An error keeps the
   // container waiting, with its text in the pod's events, and the kubelet tries again.

@@ -434,12 +434,12 @@ TEST_F(SameIdGivenToTwoPods, ShowsAsTwoOwners) {
   std::condition_variable changed;
   bool inside = false;
   bool go_on = true;
-  handler.on_allocate = [&](Resource, const DeviceIds&) -> Result<Grant> {
+  handler.on_allocate = [&](Resource, const DeviceIds&) -> Result<std::vector<std::string>> {
     std::unique_lock lock(mutex);
     inside = true;
     changed.notify_all();
     changed.wait_for(lock, std::chrono::milliseconds(kLongMs), [&] { return go_on; });
-    return Grant{};
+    return std::vector<std::string>();
   };
   StartBoth();
   const PodSpec one{.pod = {"default", "one"},

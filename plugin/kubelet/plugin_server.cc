@@ -39,23 +39,6 @@ DeviceIds ToIds(const Repeated& ids) {
   return DeviceIds(ids.begin(), ids.end());
 }
 
-void Fill(const Grant& grant, api::ContainerAllocateResponse* out) {
-  for (const std::string& name : grant.cdi_names) out->add_cdi_devices()->set_name(name);
-  for (const auto& [key, value] : grant.edits.env) (*out->mutable_envs())[key] = value;
-  for (const Mount& mount : grant.edits.mounts) {
-    api::Mount* const to = out->add_mounts();
-    to->set_host_path(mount.host_path);
-    to->set_container_path(mount.container_path);
-    to->set_read_only(mount.read_only);
-  }
-  for (const DeviceNode& node : grant.edits.device_nodes) {
-    api::DeviceSpec* const to = out->add_devices();
-    to->set_host_path(node.host_path);
-    to->set_container_path(node.container_path);
-    to->set_permissions(node.permissions);
-  }
-}
-
 }  // namespace
 
 // Unary calls run on gRPC's threads, ListAndWatch is a Broadcast.
@@ -129,9 +112,10 @@ class PluginServer::Service final
       for (const api::ContainerAllocateRequest& container : request->container_requests()) {
         const Result<DeviceIds> ids = Known(container.devices_ids());
         if (!ids) return std::unexpected(ids.error());
-        const Result<Grant> grant = handler_->Allocate(config_.resource, *ids);
-        if (!grant) return std::unexpected(grant.error());
-        Fill(*grant, response->add_container_responses());
+        const Result<std::vector<std::string>> names = handler_->Allocate(config_.resource, *ids);
+        if (!names) return std::unexpected(names.error());
+        auto* const to = response->add_container_responses();
+        for (const std::string& name : *names) to->add_cdi_devices()->set_name(name);
       }
       return {};
     });

@@ -159,13 +159,13 @@ TEST_F(PodResourcesTest, SaysWhatIsMissingWhenNobodyAnswers) {
 
 TEST_F(PodResourcesTest, ShowsThePodThatIsBeingAdmitted) {
   std::atomic<size_t> seen{0};
-  handler.on_allocate = [&](Resource resource, const DeviceIds&) -> Result<Grant> {
+  handler.on_allocate = [&](Resource resource, const DeviceIds&) -> Result<std::vector<std::string>> {
     if (resource == Resource::kAttach) {
       const Result<PodList> list = pods.List(Soon());
       if (list)
         seen = list->snapshot.IdsOf({{"default", "pod"}, "gpushm"}, Resource::kMemory).size();
     }
-    return Grant{};
+    return std::vector<std::string>();
   };
   StartKubelet();
   StartPlugin();

@@ -77,7 +77,9 @@ class RawClient {
 
 class NoHandler final : public Handler {
  public:
-  Result<Grant> Allocate(Resource, const DeviceIds&) override { return Grant{}; }
+  Result<std::vector<std::string>> Allocate(Resource, const DeviceIds&) override {
+    return std::vector<std::string>();
+  }
   Result<void> PreStart(Resource, const DeviceIds&) override { return {}; }
   DeviceIds Prefer(Resource, const DeviceIds&, const DeviceIds&, size_t) override { return {}; }
 };
@@ -371,26 +373,6 @@ TEST_F(RegistrationTest, AllocatesForSeveralContainersAtOnce) {
   ASSERT_EQ(response.container_responses_size(), 2);
   EXPECT_EQ(response.container_responses(0).cdi_devices(0).name(), "gpushm.io/memory=m0001");
   EXPECT_EQ(response.container_responses(1).cdi_devices(0).name(), "gpushm.io/memory=m0002");
-}
-
-TEST_F(RegistrationTest, HandsOverDevicesWithoutCdi) {
-  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<Grant> {
-    Grant grant;
-    grant.edits.env["GPUSHM_LINK"] = "/run/gpushm-link";
-    grant.edits.mounts.push_back(
-        {.host_path = "/usr/lib/x", .container_path = "/usr/lib/y", .read_only = true});
-    grant.edits.device_nodes.push_back(
-        {.host_path = "/dev/nvidia3", .container_path = "/dev/nvidia3", .permissions = "rw"});
-    return grant;
-  };
-  StartKubelet();
-  StartPlugin();
-  ASSERT_TRUE(Usable());
-  const PodStatus status = kubelet->StatusOf(kubelet->AddPod(SharingPod("pod")));
-  ASSERT_FALSE(status.failed) << status.message;
-  const auto& answers = status.containers.at("app").answers;
-  ASSERT_EQ(answers.size(), 1U);
-  EXPECT_EQ(answers[0].edits, handler.on_allocate(Resource::kAttach, {})->edits);
 }
 
 TEST_F(RegistrationTest, NamesIdsThatItDoesNotHave) {

@@ -109,7 +109,7 @@ plugins-folder: {{ .Values.kubeletRootDir }}/plugins
 {{- with .Values.plugin.featuresFolder }}
 features-folder: {{ . }}
 {{- end }}
-{{- with pick .Values.plugin.config "status" "strategy" "not-gpus" "dra" }}
+{{- with pick .Values.plugin.config "status" "not-gpus" "dra" }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}

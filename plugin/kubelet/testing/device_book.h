@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "plugin/cdi/edits.h"
 
 namespace gpushm::plugin::kubelet::testing {
 
@@ -28,7 +27,6 @@ using Ids = std::set<std::string>;
 // A plugin's answer to Allocate; kept for the life of the pod.
 struct Answer {
   std::vector<std::string> cdi_names;
-  Edits edits;
 };
 
 // One container of one incarnation of a pod.

@@ -38,13 +38,11 @@ class RecordingHandler : public Handler {
     DeviceIds ids;
   };
 
-  Result<Grant> Allocate(Resource resource, const DeviceIds& ids) override {
+  Result<std::vector<std::string>> Allocate(Resource resource, const DeviceIds& ids) override {
     Note("allocate", resource, ids);
     if (on_allocate) return on_allocate(resource, ids);
-    Grant grant;
-    grant.cdi_names.push_back(
-        Concat("gpushm.io/", resource == Resource::kMemory ? "memory=" : "attach=", *ids.begin()));
-    return grant;
+    return std::vector{
+        Concat("gpushm.io/", resource == Resource::kMemory ? "memory=" : "attach=", *ids.begin())};
   }
   Result<void> PreStart(Resource resource, const DeviceIds& ids) override {
     Note("prestart", resource, ids);
@@ -71,7 +69,7 @@ class RecordingHandler : public Handler {
   }
 
   // Must be set before anything is served.
-  std::function<Result<Grant>(Resource, const DeviceIds&)> on_allocate;
+  std::function<Result<std::vector<std::string>>(Resource, const DeviceIds&)> on_allocate;
   std::function<Result<void>(Resource, const DeviceIds&)> on_pre_start;
 
  private:

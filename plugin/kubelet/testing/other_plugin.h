@@ -35,7 +35,9 @@ class OtherPlugin : public Handler {
 
   bool serves() const { return registration_ != nullptr; }
 
-  Result<Grant> Allocate(Resource, const DeviceIds&) override { return Grant{}; }
+  Result<std::vector<std::string>> Allocate(Resource, const DeviceIds&) override {
+    return std::vector<std::string>();
+  }
   Result<void> PreStart(Resource, const DeviceIds&) override { return {}; }
   DeviceIds Prefer(Resource, const DeviceIds&, const DeviceIds&, size_t) override { return {}; }
 

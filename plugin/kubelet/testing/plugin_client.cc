@@ -50,15 +50,6 @@ Answer ToAnswer(const api::ContainerAllocateResponse& response) {
   Answer answer;
   for (const api::CDIDevice& device : response.cdi_devices())
     answer.cdi_names.push_back(device.name());
-  for (const auto& [key, value] : response.envs()) answer.edits.env[key] = value;
-  for (const api::Mount& mount : response.mounts())
-    answer.edits.mounts.push_back({.host_path = mount.host_path(),
-                                   .container_path = mount.container_path(),
-                                   .read_only = mount.read_only()});
-  for (const api::DeviceSpec& device : response.devices())
-    answer.edits.device_nodes.push_back({.host_path = device.host_path(),
-                                         .container_path = device.container_path(),
-                                         .permissions = device.permissions()});
   return answer;
 }
 
