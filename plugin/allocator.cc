@@ -45,13 +45,6 @@ void Allocator::Close() {
 
 void Allocator::SetGpus(std::vector<Gpu> gpus) {
   const std::lock_guard lock(mutex_);
-  for (Gpu& gpu : gpus) {
-    const auto known = std::find_if(gpus_.begin(), gpus_.end(),
-                                    [&gpu](const Gpu& other) { return other.uuid == gpu.uuid; });
-    if (known == gpus_.end()) continue;
-    gpu.healthy = known->healthy;
-    gpu.drained = known->drained;
-  }
   gpus_ = std::move(gpus);
   ApplyClosed();
 }

@@ -85,13 +85,14 @@ class Allocator final : public kubelet::Handler, public dra::Handler {
  public:
   Allocator(AllocatorOptions options, Effects* effects);
 
-  // Takes over what an earlier run wrote down. Must be called before anything else.
+  // Takes over what an earlier run wrote down. Only SetGpus may be called before.
   void Restore(const std::vector<Binding>& bindings);
 
   // From then on nothing is decided, and no decision has an effect. Waits for a decision in
   // progress, at most as long as Allocate waits.
   void Close();
 
+  // Once, before anything else.
   void SetGpus(std::vector<Gpu> gpus);
   // The GPUs as the book has them now.
   std::vector<Gpu> gpus() const;

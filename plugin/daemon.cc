@@ -131,7 +131,6 @@ Daemon::~Daemon() {
   });
   if (ended.get_future().wait_for(kNvmlEnds) == std::future_status::ready) {
     ending.join();
-    if (gpu_reader_.backlog() > 0) gpu_reader_.Abandon();
     return;
   }
   LogWarning("ends-while-nvml-hangs", {{"waited_ms", kNvmlEnds.count()}});
@@ -178,9 +177,9 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
   const int64_t started_ns = MonotonicNs();
   std::unique_ptr<Daemon> daemon(new Daemon(loop, std::move(options)));
   daemon->locks_ = std::move(locks);
-  for (const auto step : {&Daemon::LockState, &Daemon::ReadNode, &Daemon::OpenFiles,
-                          &Daemon::TakeOver, &Daemon::StartHealth, &Daemon::StartMonitoring,
-                          &Daemon::WatchDrained, &Daemon::Serve, &Daemon::WatchConfig}) {
+  for (const auto step :
+       {&Daemon::LockState, &Daemon::ReadNode, &Daemon::OpenFiles, &Daemon::TakeOver,
+        &Daemon::StartHealth, &Daemon::StartMonitoring, &Daemon::WatchDrained, &Daemon::Serve}) {
     if (auto done = (daemon.get()->*step)(); !done) return std::unexpected(done.error());
   }
   if (daemon->locks_.standby && daemon->registration_) {
@@ -341,8 +340,7 @@ void Daemon::MakeNode(const OwnFiles& own) {
                             .not_gpus = config.not_gpus,
                             .plugins_registry_folder = config.plugins_registry_folder,
                             .state_folder = config.state_folder},
-                *driver_, own, config.rules.unit_bytes);
-  node_->SetDevices(advertisement_.on_node);
+                *driver_, own, config.rules.unit_bytes, advertisement_.on_node);
 }
 
 // Takes over what an earlier run of the plugin left, however that run ended.
@@ -484,9 +482,7 @@ void Daemon::TellDevices() {
   }
   if (room_) room_->Offer(allocator_->LargestFree());
   if (!monitoring_) return;
-  Advertisement shown = advertisement_;
-  shown.gpus = allocator_->gpus();
-  monitoring_->SetOffer(shown, told);
+  monitoring_->SetOffer(allocator_->gpus(), told);
 }
 
 Result<void> Daemon::Serve() {
@@ -607,15 +603,6 @@ void Daemon::CheckBelieved() {
   }
 }
 
-Result<void> Daemon::WatchConfig() {
-  if (options_.config_path.empty()) return {};
-  watcher_.emplace(
-      *loop_, options_.config_path, options_.config,
-      [this](const TakenOver& taken) { TakeConfig(taken); },
-      [this](const Status& status) { RefuseConfig(status); });
-  return {};
-}
-
 // Without inotify, Reconcile and each PreStart look anyway.
 Result<void> Daemon::WatchDrained() {
   const std::string folder = Concat(options_.config.state_folder, "/", status::kDrainedFolder);
@@ -660,63 +647,6 @@ void Daemon::ReconcileSoon(int64_t wait_ms) {
       });
     });
   });
-}
-
-// ---- the configuration file
-
-// Also if the file has not changed: GPUs may have been partitioned differently.
-void Daemon::Reload() {
-  if (watcher_) watcher_->Reload();
-  // Runs after the work that this may have started, when the configuration is the new one.
-  gpu_reader_.Run(
-      [this, loop = loop_] { loop->Post([this] { OfferGpus(options_.config, [] {}); }); });
-}
-
-void Daemon::TakeConfig(TakenOver taken) {
-  if (options_.flags) options_.flags(&taken.config);
-  for (const std::string_view key : taken.restart) {
-    LogWarning("needs-restart", {{"file", options_.config_path}, {"key", key}});
-  }
-  OfferGpus(taken.config, [this, config = taken.config] {
-    options_.config = config;
-    monitoring_->SetSampleMs(options_.config.monitoring.sample_ms);
-    ConfigureLog(options_.config.log);
-    LogInfo("reloaded", {{"file", options_.config_path},
-                         {"gpus", advertisement_.gpus.size()},
-                         {"memory_ids", advertisement_.ids[Resource::kMemory].size()},
-                         {"attach_ids", advertisement_.ids[Resource::kAttach].size()},
-                         {"exclusive_ids", advertisement_.ids[Resource::kExclusive].size()},
-                         {"gpus_ids", advertisement_.ids[Resource::kGpus].size()},
-                         {"nvlink_ids", advertisement_.ids[Resource::kNvlink].size()}});
-  });
-}
-
-// Reads what GPUs there are now, by the rules of `config`, and then calls `then`. The read can hang
-// with an unhealthy GPU, so the loop does not wait for it.
-void Daemon::OfferGpus(const PluginConfig& config, std::function<void()> then) {
-  gpu_reader_.Run([this, loop = loop_, nvml = nvml_, config, then = std::move(then)] {
-    // The read may outlive this object (see the destructor). The loop runs nothing after that.
-    loop->Post([this, config, then, read = ReadGpus(*nvml, config)] {
-      if (!read) return RefuseConfig(read.error());
-      node_->SetDevices(read->on_node);
-      allocator_->SetGpus(read->gpus);
-      health_->SetRules(config.health);
-      health_->SetDevices(read->devices);
-      {
-        const std::lock_guard lock(tell_mutex_);
-        advertisement_ = *read;
-      }
-      TellMissing(*read);
-      TellDevices();
-      then();
-    });
-  });
-}
-
-// The former configuration stays.
-void Daemon::RefuseConfig(const Status& why) {
-  counters_.ReloadRefused();
-  LogError("reload-refused", {{"file", options_.config_path}, {"reason", why.ToString()}});
 }
 
 }  // namespace gpushm::plugin

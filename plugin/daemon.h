@@ -11,7 +11,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,7 +26,6 @@
 #include "plugin/allocator.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/cdi/spec_store.h"
-#include "plugin/config/config_watch.h"
 #include "plugin/config/plugin_config.h"
 #include "plugin/dra/front_end.h"
 #include "plugin/inventory/health.h"
@@ -46,9 +44,6 @@ namespace gpushm::plugin {
 
 struct DaemonOptions {
   PluginConfig config;
-  std::string config_path;  // Empty: there is no file to watch.
-  // Applies the command line, which overrides the file, each time the file is read. May be empty.
-  std::function<void(PluginConfig*)> flags;
   std::string driver_folder;   // As for NvmlApi::Load.
   std::optional<Pod> own_pod;  // The pod that this process runs in.
   // Folder of libgpushm.so.0 and gpushmctl, which containers get. Empty: they get neither.
@@ -79,9 +74,6 @@ class Daemon {
                                                NodeLocks locks = {});
   ~Daemon();
 
-  // SIGHUP: reads the configuration file again.
-  void Reload();
-
  private:
   Daemon(EventLoop* loop, DaemonOptions options);
   void HandOver();
@@ -95,13 +87,9 @@ class Daemon {
   Result<void> StartHealth();
   Result<void> StartMonitoring();
   Result<void> Serve();
-  Result<void> WatchConfig();
   Result<void> WatchDrained();
 
   Result<void> OpenDeclared();
-  void OfferGpus(const PluginConfig& config, std::function<void()> then);
-  void TakeConfig(TakenOver taken);
-  void RefuseConfig(const Status& why);
   void TellDevices();
   void OnHealth(const HealthChange& change);
   std::string Withheld() const;
@@ -129,8 +117,7 @@ class Daemon {
   std::optional<TakenBook> taken_;
   std::optional<Node> node_;
   std::unique_ptr<Keeper> keeper_;
-  // Guards advertisement_, registration_, dra_, room_ and monitoring_ for reports from other
-  // threads.
+  // Guards registration_, dra_, room_ and monitoring_ for reports from other threads.
   std::mutex tell_mutex_;
   std::unique_ptr<kubelet::Registration> registration_;  // Of allocation: device-plugin.
   std::unique_ptr<dra::FrontEnd> dra_;                   // Of allocation: dra.
@@ -138,7 +125,6 @@ class Daemon {
   std::atomic<const kubelet::Registration*> shown_registration_ = nullptr;
   std::optional<HealthMonitor> health_;
   std::unique_ptr<Monitoring> monitoring_;  // The destructor ends it first.
-  std::optional<ConfigWatcher> watcher_;
   std::optional<kubelet::FolderWatch> drained_watch_;
   std::unique_ptr<RoomFile> room_;
   uint64_t reconcile_timer_ = 0;
@@ -146,7 +132,6 @@ class Daemon {
   int64_t look_often_until_ms_ = 0;
   std::map<Resource, int> doubts_;  // Used by the reconciler only.
   Worker reconciler_;               // Listing pods can take seconds.
-  Worker gpu_reader_{1, Worker::Threads::kLeave};
 };
 
 }  // namespace gpushm::plugin

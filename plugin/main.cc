@@ -56,8 +56,7 @@ std::string Environment(const char* name) {
   return value == nullptr ? std::string() : value;
 }
 
-// `flags` is for a plugin that waited: the configuration may have changed in the meantime.
-int Serve(DaemonOptions options, bool standby, const ConfigFlags& flags) {
+int Serve(DaemonOptions options, bool standby) {
   KeepHeapSmall();  // 19 MiB instead of 32.6 under the load of scrape_bench.
   RaiseDescriptorLimit();
   options.driver_folder = DriverFolderFromEnvironment();
@@ -68,7 +67,7 @@ int Serve(DaemonOptions options, bool standby, const ConfigFlags& flags) {
   const Pod pod{Environment("POD_NAMESPACE"), Environment("POD_NAME")};
   if (!pod.name.empty()) options.own_pod = pod;
   options.node_name = Environment("NODE_NAME");
-  const UniqueFd signals = SignalDescriptor({SIGTERM, SIGINT, SIGHUP});
+  const UniqueFd signals = SignalDescriptor({SIGTERM, SIGINT});
   NodeLocks locks;
   if (standby) {
     Result<std::optional<NodeLocks>> waited = StandBy(options, signals.get());
@@ -78,13 +77,6 @@ int Serve(DaemonOptions options, bool standby, const ConfigFlags& flags) {
       return 0;
     }
     locks = std::move(**waited);
-    // Applies a change as a serving plugin does.
-    if (const Result<PluginConfig> config = flags.Read(); config) {
-      options.config = TakeOver(options.config, *config).config;
-      ConfigureLog(options.config.log);
-    } else {
-      LogError("reload-refused", {{"file", flags.file()}, {"reason", config.error().ToString()}});
-    }
   }
   const Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   if (!loop) return RefuseToServe(loop.error());
@@ -93,12 +85,7 @@ int Serve(DaemonOptions options, bool standby, const ConfigFlags& flags) {
   if (!daemon) return RefuseToServe(daemon.error());
   const auto watched = (*loop)->Watch(signals.get(), EPOLLIN, [&](uint32_t) {
     signalfd_siginfo info{};
-    if (read(signals.get(), &info, sizeof info) <= 0) return;
-    if (info.ssi_signo == SIGHUP) {
-      (*daemon)->Reload();
-    } else {
-      (*loop)->Stop();
-    }
+    if (read(signals.get(), &info, sizeof info) > 0) (*loop)->Stop();
   });
   if (!watched) return RefuseToServe(watched.error());
   (*loop)->Run();
@@ -177,9 +164,7 @@ int Main(int argc, char** argv) {
   if (!config) return serve->parsed() ? RefuseToServe(config.error()) : Refuse(config.error());
   if (!serve->parsed()) return PrintInventory(config->rules, format == "json");
   options.config = std::move(*config);
-  options.config_path = flags.file();
-  options.flags = flags.Overrides();
-  return Serve(std::move(options), standby, flags);
+  return Serve(std::move(options), standby);
 }
 
 }  // namespace

@@ -44,7 +44,13 @@ Monitoring::Monitoring(const MonitoringConfig& config, const Parts& parts,
                   .registration = parts.registration,
                   .counters = parts.counters,
                   .node_name = parts.node_name}) {
-  SetOffer(advertisement, {});
+  offer_ = {.devices = advertisement.devices,
+            .gpus = advertisement.gpus,
+            .ids = {},
+            .missing = advertisement.missing};
+  for (const Resource resource : kResources) {
+    offer_.ids[resource].devices = advertisement.ids[resource].size();
+  }
 }
 
 Monitoring::~Monitoring() {
@@ -120,20 +126,10 @@ Result<void> Monitoring::Serve(const MonitoringConfig& config) {
   return {};
 }
 
-void Monitoring::SetOffer(const Advertisement& advertisement,
-                          const std::map<Resource, uint64_t>& unhealthy) {
-  Offer offer{.devices = advertisement.devices,
-              .gpus = advertisement.gpus,
-              .ids = {},
-              .missing = advertisement.missing};
-  for (const Resource resource : kResources) {
-    const auto found = unhealthy.find(resource);
-    offer.ids[resource] = {.devices = advertisement.ids[resource].size(),
-                           .unhealthy = found == unhealthy.end() ? 0 : found->second};
-  }
-  sampler_.SetDevices(advertisement.devices);
+void Monitoring::SetOffer(std::vector<Gpu> gpus, const std::map<Resource, uint64_t>& unhealthy) {
   const std::lock_guard lock(mutex_);
-  offer_ = std::move(offer);
+  offer_.gpus = std::move(gpus);
+  for (const auto& [resource, count] : unhealthy) offer_.ids[resource].unhealthy = count;
 }
 
 Offer Monitoring::LastOffer() const {

@@ -50,9 +50,8 @@ class Monitoring {
   Monitoring& operator=(const Monitoring&) = delete;
   ~Monitoring();
 
-  // Any thread.
-  void SetOffer(const Advertisement& advertisement, const std::map<Resource, uint64_t>& unhealthy);
-  void SetSampleMs(uint32_t sample_ms) { sampler_.SetPeriod(sample_ms); }
+  // Any thread. `gpus`: of the advertisement, as the book has them now.
+  void SetOffer(std::vector<Gpu> gpus, const std::map<Resource, uint64_t>& unhealthy);
 
  private:
   Monitoring(const MonitoringConfig& config, const Parts& parts,

@@ -344,13 +344,6 @@ TEST_F(MonitoringTest, CallersWithoutAnEndHoldUpNeitherProbesNorMetrics) {
   }
 }
 
-TEST_F(MonitoringTest, ARefusedConfigurationIsCounted) {
-  StartAll();
-  EXPECT_EQ(Look().Sum("gpushm_plugin_config_reload_failures_total"), 0.0);
-  node_.WriteConfig(Concat(kMonitoring, "gpus: [0\n"));
-  EXPECT_TRUE(WaitFor("gpushm_plugin_config_reload_failures_total", {}, 1)) << Log();
-}
-
 TEST_F(MonitoringTest, APodListThatFailsIsCounted) {
   ScriptedKubelet::Options mute = testing::KubeletOf(node_);
   mute.pod_resources_socket = "";

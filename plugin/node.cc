@@ -23,15 +23,13 @@ uint64_t KubeletRun(const std::string& socket) {
 
 }  // namespace
 
-Node::Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes)
+Node::Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes,
+           const std::vector<Device>& devices)
     : parts_(std::move(parts)),
       driver_(std::move(driver)),
       own_(std::move(own)),
       shared_(SharedEdits(driver_, own_)),
-      unit_bytes_(unit_bytes) {}
-
-void Node::SetDevices(const std::vector<Device>& devices) {
-  const std::lock_guard lock(mutex_);
+      unit_bytes_(unit_bytes) {
   for (const Device& device : devices) devices_[device.uuid] = device;
 }
 
@@ -53,7 +51,6 @@ Result<void> Node::LookAtOthers(const kubelet::PodList& pods, const Deadline& de
   for (const auto& [resource, ids] : pods.others) others[resource].insert(ids.begin(), ids.end());
   others.erase(dra::kDriverName);  // The plugin's own claims.
   const bool dra = others.erase(kDraDriver) > 0 || DraDriverServes(parts_.plugins_registry_folder);
-  const std::lock_guard lock(mutex_);
   std::vector<Device> devices;
   for (const auto& [uuid, device] : devices_) devices.push_back(device);
   TakenGpus seen = FindTaken(devices, others, parts_.not_gpus);
@@ -62,6 +59,7 @@ Result<void> Node::LookAtOthers(const kubelet::PodList& pods, const Deadline& de
   for (const auto& [resource, ids] : others) {
     if (!ids.empty()) offering.insert(resource);
   }
+  const std::lock_guard lock(mutex_);
   parts_.taken->Observe(seen, offering, MonotonicNs() / 1'000'000);
   return {};
 }
@@ -96,7 +94,6 @@ Result<Node::Subject> Node::SubjectOf(const Binding& binding) const {
                   .role = sidecar ? ContainerRole::kSidecar : ContainerRole::kApplication,
                   .own = own_};
   if (sidecar) subject.own.link_folder = parts_.files->LinkFolder(binding.name());
-  const std::lock_guard lock(mutex_);
   for (const std::string& gpu : binding.gpus) {
     const auto found = devices_.find(gpu);
     if (found == devices_.end()) {

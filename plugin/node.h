@@ -1,8 +1,7 @@
 // Carries out the allocator's decisions on this node: specs, links, files. The only code that knows
 // all of cdi and keeper.
 //
-// Threads: SetDevices and SetDriver before or in parallel with any call; the Effects as the
-// Allocator calls them, one at a time.
+// Threads: the Effects as the Allocator calls them, one at a time; AllTakenBy any.
 #pragma once
 
 #include <map>
@@ -27,7 +26,7 @@ class Node final : public Effects {
   struct Parts {
     kubelet::PodResources* pods = nullptr;
     std::string pod_resources_socket;  // Shows when the kubelet restarts.
-    SpecStore* specs = nullptr;  // Null: there is no kubelet.
+    SpecStore* specs = nullptr;        // Null: there is no kubelet.
     HostFiles* files = nullptr;
     Keeper* keeper = nullptr;
     // Distinguishes other plugins' devices from GPUs; null: other plugins may hand out GPUs too
@@ -37,10 +36,10 @@ class Node final : public Effects {
     std::string plugins_registry_folder;
     std::string state_folder;
   };
-  // `own`: the library and tools on the host, without a link folder.
-  Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes);
+  // `own`: the library and tools on the host, without a link folder. `devices`: all of the node.
+  Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes,
+       const std::vector<Device>& devices);
 
-  void SetDevices(const std::vector<Device>& devices);
   // Who may hand out any GPU of this node, so that this plugin hands out none; empty: nobody.
   std::string AllTakenBy() const;
 
@@ -69,8 +68,8 @@ class Node final : public Effects {
   const OwnFiles own_;
   const Edits shared_;  // What all containers get.
   const uint64_t unit_bytes_;
-  mutable std::mutex mutex_;               // Guards devices_ and parts_.taken.
   std::map<std::string, Device> devices_;  // Keyed by UUID.
+  mutable std::mutex mutex_;               // Guards parts_.taken.
 };
 
 }  // namespace gpushm::plugin

@@ -65,21 +65,12 @@ Result<PluginConfig> ConfigFlags::Read() const {
     if (!read) return read;
     config = std::move(*read);
   }
-  if (auto given = Parse(); !given) return given;
-  Overrides()(&config);
-  return config;
-}
-
-std::function<void(PluginConfig*)> ConfigFlags::Overrides() const {
   const Result<PluginConfig> given = Parse();
-  if (!given) return [](PluginConfig*) {};
-  std::vector<std::function<void(const PluginConfig&, PluginConfig*)>> copies;
+  if (!given) return given;
   for (const auto& flag : flags_) {
-    if (!flag->values.empty()) copies.push_back(flag->copy);
+    if (!flag->values.empty()) flag->copy(*given, &config);
   }
-  return [from = *given, copies](PluginConfig* to) {
-    for (const auto& copy : copies) copy(from, to);
-  };
+  return config;
 }
 
 }  // namespace gpushm::plugin

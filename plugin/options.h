@@ -1,5 +1,5 @@
 // gpushm-plugin's command line: the keys of its configuration file as flags, which override the
-// file whenever it is read.
+// file.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -19,12 +19,9 @@ class ConfigFlags {
   ConfigFlags(const ConfigFlags&) = delete;  // The app holds pointers into it.
   ConfigFlags& operator=(const ConfigFlags&) = delete;
 
-  const std::string& file() const { return file_; }
   // After parsing: the file, if one was given, overridden by the flags. Errors of a flag are those
   // of its key in a file.
   Result<PluginConfig> Read() const;
-  // The overrides that Read applied, for when the file is read again.
-  std::function<void(PluginConfig*)> Overrides() const;
 
  private:
   struct Flag {

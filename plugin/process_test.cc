@@ -256,25 +256,6 @@ TEST_F(ProcessTest, ASecondPluginWithAnotherStateFolderTouchesNothing) {
   }
 }
 
-// An invalid file at that moment is refused, as by a serving plugin.
-TEST_F(ProcessTest, APluginThatTakesOverKeepsItsConfigurationForABadOne) {
-  const std::string config = node_.WriteConfig();
-  StartPlugin();
-  ASSERT_TRUE(WaitUsable()) << Log();
-  auto next = std::make_unique<PluginProcess>(node_, config, std::map<std::string, std::string>(),
-                                              std::vector<std::string>{"--standby"});
-  ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }));
-  node_.WriteConfig("reserve: [much]\n");
-  // The first plugin reads the file as well.
-  ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "reload-refused") == 1; }));
-  plugin_->Signal(SIGTERM);
-  ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << Log();
-  plugin_ = std::move(next);
-  EXPECT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), " ready ") == 2; })) << Log();
-  EXPECT_GE(Count(Log(), "reload-refused"), 2);
-  EXPECT_TRUE(WaitUsable()) << Log();
-}
-
 // Pods come one after the other, while the next plugin takes over, three times.
 TEST_F(ProcessTest, AnUpdateRejectsNoPod) {
   const std::string config = node_.WriteConfig();
@@ -325,19 +306,30 @@ TEST_F(ProcessTest, AnUpdateRejectsNoPod) {
   EXPECT_EQ(GpusOf(stays), gpus);
 }
 
-TEST_F(ProcessTest, APluginThatTakesOverTakesTheConfigurationOfThatMoment) {
+// Goal: a change of the configuration is an update. One with mistakes stops before it, and one
+// without takes effect; pods that run stay.
+TEST_F(ProcessTest, AChangedConfigurationTakesEffectWithTheNextPlugin) {
   StartPlugin();
   ASSERT_TRUE(WaitUsable()) << Log();
-  auto next = std::make_unique<PluginProcess>(node_, node_.WriteConfig(),
+  const std::string stays = kubelet_.AddPod(SharingPod("stays", 4));
+  ASSERT_TRUE(kubelet_.WaitRunning(stays, Soon())) << Log();
+  PluginProcess wrong(node_, node_.WriteConfig("reserve: [much]\n"), {}, {"--standby"});
+  ASSERT_TRUE(wrong.WaitEnd(kLongMs)) << Log();
+  EXPECT_EQ(WEXITSTATUS(wrong.status()), 2);
+  EXPECT_THAT(Log(), HasSubstr("start-failed"));
+  EXPECT_TRUE(WaitUsable()) << "the plugin that serves has not read it: " << Log();
+  auto next = std::make_unique<PluginProcess>(node_, node_.WriteConfig("reserve: 2Gi\n"),
                                               std::map<std::string, std::string>(),
                                               std::vector<std::string>{"--standby"});
   ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }))
       << Log();
-  node_.WriteConfig("reserve: 2Gi\n");
+  EXPECT_EQ(kubelet_.Allocatable(kMemory), kUnits);
   plugin_->Signal(SIGTERM);
   ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << Log();
   plugin_ = std::move(next);
   EXPECT_TRUE(WaitUsable(kUnits - 2)) << Log();
+  ASSERT_TRUE(kubelet_.RestartContainer(stays, "one"));
+  EXPECT_TRUE(kubelet_.WaitRunning(stays, Soon())) << Log();
 }
 
 TEST_F(ProcessTest, APluginThatStandsByEndsWhenItIsAskedTo) {
@@ -346,7 +338,6 @@ TEST_F(ProcessTest, APluginThatStandsByEndsWhenItIsAskedTo) {
   PluginProcess next(node_, node_.WriteConfig(), {}, {"--standby"});
   ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] { return Count(Log(), "standing-by") == 1; }))
       << Log();
-  next.Signal(SIGHUP);  // Makes a serving plugin read its configuration.
   next.Signal(SIGTERM);
   ASSERT_TRUE(next.WaitEnd(kLongMs)) << Log();
   EXPECT_EQ(next.status(), 0);
@@ -407,13 +398,12 @@ TEST_F(ProcessTest, ASickGpuLosesItsUnitsAndGetsThemBack) {
 }
 
 // Goal: a hung NVML, as with an unhealthy GPU, holds up only the reading of GPUs. Method: it hangs
-// in a reload; the process still does what its main thread has to do.
-TEST_F(ProcessTest, AReloadWhileNvmlHangsHoldsNothingElseUp) {
+// in a call of the sampler; the process still does what its main thread has to do.
+TEST_F(ProcessTest, ANvmlThatHangsHoldsNothingElseUp) {
   StartPlugin("metrics: {address: '', sample-ms: 100}\nstatus: {address: ''}\n");
   ASSERT_TRUE(WaitUsable());
   Faults("hang: {nvmlDeviceGetMemoryInfo: 600000}\n");
-  plugin_->Signal(SIGHUP);
-  ASSERT_TRUE(WaitForSleepers(2)) << "what samples the GPUs hangs, and the reload";
+  ASSERT_TRUE(WaitForSleepers(1)) << "what samples the GPUs hangs";
   const std::string pod = kubelet_.AddPod(SharingPod("pod", 2));
   EXPECT_TRUE(kubelet_.WaitRunning(pod, Soon())) << plugin_->Log();
   plugin_->Signal(SIGTERM);
@@ -440,30 +430,6 @@ TEST_F(ProcessTest, UnitsThatWereBoundToAGpuThatIsGoneComeBackWithTheirPodsEnd) 
   EXPECT_TRUE(testing::WaitUntil(2 * kLongMs, [this] {
     return kubelet_.Allocatable(kMemory) == kUnits && kubelet_.Allocatable(kAttach) == kTokens;
   })) << Log();
-}
-
-TEST_F(ProcessTest, ReloadTakesAGoodFileAndKeepsTheOldOneForABadOne) {
-  StartPlugin();
-  ASSERT_TRUE(WaitUsable()) << Log();
-  // Twice: when the second is refused, everything before has had its effect.
-  const auto refuse = [&] {
-    node_.WriteConfig("gpus: [0\n");
-    for (int i = 0; i < 2; ++i) {
-      const int before = Count(Log(), "reload-refused");
-      plugin_->Signal(SIGHUP);
-      ASSERT_TRUE(testing::WaitUntil(kLongMs, [&] {
-        return Count(Log(), "reload-refused") > before;
-      })) << Log();
-    }
-  };
-  refuse();
-  EXPECT_EQ(kubelet_.Allocatable(kMemory), kUnits) << Log();
-  EXPECT_EQ(kubelet_.Allocatable(kAttach), kTokens) << Log();
-  node_.WriteConfig(Concat("gpus: [", kGpuB, "]\n"));
-  plugin_->Signal(SIGHUP);
-  EXPECT_TRUE(kubelet_.WaitAllocatable(kMemory, kUnits / 2, Soon())) << Log();
-  refuse();
-  EXPECT_EQ(kubelet_.Allocatable(kMemory), kUnits / 2) << Log();
 }
 
 // Goal: no GPU is allocated twice. Method: another plugin advertises one of two GPUs by its UUID,

@@ -106,8 +106,7 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
   tell();
   const auto watched = (*loop)->Watch(signals, EPOLLIN, [&](uint32_t) {
     signalfd_siginfo info{};
-    // SIGHUP makes a serving plugin read its configuration again.
-    if (read(signals, &info, sizeof info) > 0 && info.ssi_signo != SIGHUP) (*loop)->Stop();
+    if (read(signals, &info, sizeof info) > 0) (*loop)->Stop();
   });
   if (!watched) return std::unexpected(watched.error());
   (*loop)->Run();

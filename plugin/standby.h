@@ -20,7 +20,7 @@ namespace gpushm::plugin {
 
 // Returns with the locks when the serving plugin has released its own. If no plugin holds the lock,
 // it returns immediately, or some seconds later if a plugin that is ending still has its sockets.
-// Returns without the locks after a signal other than SIGHUP on `signals` (a signalfd).
+// Returns without the locks after a signal on `signals` (a signalfd).
 // kAlreadyExists: another plugin stands by. Otherwise as Daemon::Start: it could not serve. While
 // it waits, it serves the probes of `options`, and /readyz is 200.
 Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signals);

@@ -203,9 +203,7 @@ def control_plane():
                    "none", ("sum(increase(gpushm_plugin_registrations_total{$}"
                             "[$__rate_interval]))", "registrations"),
                    ("sum(increase(gpushm_plugin_pod_list_errors_total{$}[$__rate_interval]))",
-                    "pod list not read"),
-                   ("sum(increase(gpushm_plugin_config_reload_failures_total{$}"
-                    "[$__rate_interval]))", "configuration refused"), min=0),
+                    "pod list not read"), min=0),
             "Injector",
             series("Admissions", "By outcome (docs/design/injector.md).", "ops",
                    *rates(("gpushm_webhook_requests_total", ""), by="endpoint, outcome"), min=0),

@@ -442,7 +442,7 @@ Result<PluginConfig> ParsePluginConfig(std::string_view yaml_text, std::string_v
   return *std::move(config);
 }
 
-Result<std::string> ReadConfigText(const std::string& path) {
+Result<PluginConfig> ReadPluginConfig(const std::string& path) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) {
     if (errno == ENOENT) {
@@ -461,13 +461,7 @@ Result<std::string> ReadConfigText(const std::string& path) {
     size += static_cast<size_t>(count);
   }
   text.resize(size);
-  return text;
-}
-
-Result<PluginConfig> ReadPluginConfig(const std::string& path) {
-  const Result<std::string> text = ReadConfigText(path);
-  if (!text) return std::unexpected(text.error());
-  return ParsePluginConfig(*text, path);
+  return ParsePluginConfig(text, path);
 }
 
 }  // namespace gpushm::plugin

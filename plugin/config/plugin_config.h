@@ -4,8 +4,7 @@
 // Contract
 //   1. As for annotations: all errors of a file are reported together, each with its place, the
 //      reason and a valid example. An unknown key gets the nearest known one. Nothing is ignored.
-//   2. A running plugin takes over a changed file, except for the keys that need a restart, which
-//      keep their values (TakeOver).
+//   2. The file is read once, at the start.
 // Threads: pure functions except ReadPluginConfig; any thread.
 #pragma once
 
@@ -93,21 +92,8 @@ config::OrErrors<PluginConfig> ParsePluginConfigOrErrors(std::string_view yaml_t
 // kNotFound: the file does not exist. kSystem: it cannot be read. kInvalidArgument: the error lists
 // what is wrong in it.
 Result<PluginConfig> ReadPluginConfig(const std::string& path);
-// Only the file's text, at most config::kConfigBytes and one byte.
-Result<std::string> ReadConfigText(const std::string& path);
 
 // The keys of the file; those inside maps as "log.level".
 std::span<const config::KeyInfo> PluginKeys();
-
-// What a plugin that runs with `now` uses when the file says `next`: the keys that need a restart
-// keep their values. `restart`: those of them that differ.
-struct TakenOver {
-  PluginConfig config;
-  std::vector<std::string_view> restart;
-};
-TakenOver TakeOver(const PluginConfig& now, const PluginConfig& next);
-
-// Whether a running plugin keeps its old value of `key` when the file changes.
-bool NeedsRestart(std::string_view key);
 
 }  // namespace gpushm::plugin

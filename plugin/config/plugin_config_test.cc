@@ -114,27 +114,6 @@ TEST(PluginConfig, TheKeysOfDra) {
   EXPECT_EQ(config->claims_folder, "/g");
 }
 
-TEST(PluginConfig, WhatNeedsARestartStays) {
-  const PluginConfig now;
-  PluginConfig next;
-  next.rules = {.select = {"1"}, .unit_bytes = 2 << 20, .reserve_bytes = 5, .tokens = 3};
-  next.health.good_probes = 9;
-  next.log.level = LogLevel::kDebug;
-  next.kubelet = KubeletMode::kNone;
-  next.allocations = {{.name = "demo", .memory_bytes = 1, .gpu = std::nullopt}};
-  next.cdi_folder = "/etc/cdi";
-  const TakenOver taken = TakeOver(now, next);
-  EXPECT_THAT(taken.restart, ElementsAre("unit", "kubelet", "cdi-folder", "allocations"));
-  PluginConfig expected = now;
-  expected.rules = next.rules;
-  expected.rules.unit_bytes = now.rules.unit_bytes;
-  expected.health = next.health;
-  expected.log = next.log;
-  EXPECT_EQ(taken.config, expected);
-  EXPECT_THAT(TakeOver(next, next).restart, IsEmpty());
-  EXPECT_EQ(TakeOver(next, next).config, next);
-}
-
 TEST(PluginConfig, ReadsAFile) {
   const std::string path = testing::TempDir() + "gpushm-plugin-config-test.yaml";
   std::ofstream(path) << "log: {level: debug}\n";

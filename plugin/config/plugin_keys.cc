@@ -1,6 +1,4 @@
-// The table of keys, and what depends on it; the reference document is made from it.
-#include <algorithm>
-
+// The table of keys; the reference document is made from it.
 #include "plugin/config/plugin_config.h"
 
 namespace gpushm::plugin {
@@ -120,63 +118,8 @@ constexpr KeyInfo kKeys[] = {
     {"log.format", "", "`text` or `json`", "text", "Format of log lines.", "json"},
 };
 
-// A key that needs a restart, and the member that it sets.
-struct Fixed {
-  std::string_view key;
-  bool (*same)(const PluginConfig&, const PluginConfig&);
-  void (*copy)(const PluginConfig& from, PluginConfig& to);
-};
-
-template <auto Member>
-constexpr Fixed At(std::string_view key) {
-  return {key, [](const PluginConfig& a, const PluginConfig& b) { return Member(a) == Member(b); },
-          [](const PluginConfig& from, PluginConfig& to) { Member(to) = Member(from); }};
-}
-
-// `unit` is fixed because bindings count in units, also in the specs on disk. The others are read
-// only once.
-constexpr Fixed kFixed[] = {
-    At<[](auto& c) -> auto& { return c.rules.unit_bytes; }>("unit"),
-    At<[](auto& c) -> auto& { return c.tenancy; }>("binding.tenancy"),
-    At<[](auto& c) -> auto& { return c.driver_root; }>("driver-root"),
-    At<[](auto& c) -> auto& { return c.host_root; }>("host-root"),
-    At<[](auto& c) -> auto& { return c.coexist; }>("coexist"),
-    At<[](auto& c) -> auto& { return c.kubelet; }>("kubelet"),
-    At<[](auto& c) -> auto& { return c.allocation; }>("allocation"),
-    At<[](auto& c) -> auto& { return c.api_server; }>("dra.api-server"),
-    At<[](auto& c) -> auto& { return c.api_credentials; }>("dra.credentials-folder"),
-    At<[](auto& c) -> auto& { return c.plugins_folder; }>("plugins-folder"),
-    At<[](auto& c) -> auto& { return c.claims_folder; }>("claims-folder"),
-    At<[](auto& c) -> auto& { return c.kubelet_folder; }>("kubelet-folder"),
-    At<[](auto& c) -> auto& { return c.pod_resources_socket; }>("pod-resources-socket"),
-    At<[](auto& c) -> auto& { return c.plugins_registry_folder; }>("plugins-registry-folder"),
-    At<[](auto& c) -> auto& { return c.not_gpus; }>("not-gpus"),
-    At<[](auto& c) -> auto& { return c.cdi_folder; }>("cdi-folder"),
-    At<[](auto& c) -> auto& { return c.state_folder; }>("state-folder"),
-    At<[](auto& c) -> auto& { return c.features_folder; }>("features-folder"),
-    At<[](auto& c) -> auto& { return c.allocations; }>("allocations"),
-    At<[](auto& c) -> auto& { return c.monitoring.metrics_address; }>("metrics.address"),
-    At<[](auto& c) -> auto& { return c.monitoring.host_pids; }>("metrics.host-pids"),
-    At<[](auto& c) -> auto& { return c.monitoring.status_address; }>("status.address"),
-    At<[](auto& c) -> auto& { return c.monitoring.probes_address; }>("probes.address"),
-};
-
 }  // namespace
 
-bool NeedsRestart(std::string_view key) {
-  return std::ranges::find(kFixed, key, &Fixed::key) != std::end(kFixed);
-}
-
 std::span<const KeyInfo> PluginKeys() { return kKeys; }
-
-TakenOver TakeOver(const PluginConfig& now, const PluginConfig& next) {
-  TakenOver taken{next, {}};
-  for (const Fixed& fixed : kFixed) {
-    if (fixed.same(now, next)) continue;
-    taken.restart.push_back(fixed.key);
-    fixed.copy(now, taken.config);
-  }
-  return taken;
-}
 
 }  // namespace gpushm::plugin

@@ -103,10 +103,9 @@ const std::string& GpuOf(const Device& device) {
 HealthMonitor::HealthMonitor(const NvmlApi& nvml, std::vector<Device> devices, HealthRules rules,
                              Callback on_change)
     : nvml_(nvml),
-      on_change_(std::move(on_change)),
       devices_(std::move(devices)),
-      book_(std::move(rules)) {
-  book_.SetDevices(devices_);
+      on_change_(std::move(on_change)),
+      book_(std::move(rules), devices_) {
   Register();
   LookAtAll();
   looked_ms_ = NowMs();
@@ -121,19 +120,6 @@ HealthMonitor::~HealthMonitor() {
   changed_.notify_all();
   thread_.join();
   FreeSet();
-}
-
-void HealthMonitor::SetDevices(std::vector<Device> devices) {
-  const std::lock_guard lock(mutex_);
-  devices_ = std::move(devices);
-  book_.SetDevices(devices_);
-  devices_changed_ = true;
-  changed_.notify_all();
-}
-
-void HealthMonitor::SetRules(HealthRules rules) {
-  const std::lock_guard lock(mutex_);
-  book_.SetRules(std::move(rules));
 }
 
 std::vector<DeviceHealth> HealthMonitor::Look() const {
@@ -154,12 +140,11 @@ void HealthMonitor::Report(const std::vector<HealthChange>& changes) {
 
 void HealthMonitor::Run() {
   for (;;) {
-    bool anew = false;
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) return;
-      anew = std::exchange(devices_changed_, false) || nvml_.restarts() != registered_at_;
     }
+    const bool anew = nvml_.restarts() != registered_at_;
     if (anew) Register();
     if (anew || NowMs() >= next_look_ms_) LookAtAll();
     looked_ms_ = NowMs();
@@ -176,10 +161,7 @@ void HealthMonitor::Register() {
   nvmlEventSet_t set{};
   if (nvml_.nvmlEventSetCreate(&set) != NVML_SUCCESS) return;
   std::vector<std::string> gpus;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const Device& device : devices_) gpus.push_back(GpuOf(device));
-  }
+  for (const Device& device : devices_) gpus.push_back(GpuOf(device));
   std::ranges::sort(gpus);
   gpus.erase(std::ranges::unique(gpus).begin(), gpus.end());
   for (const std::string& uuid : gpus) {
@@ -232,14 +214,9 @@ void HealthMonitor::LookAtAll() {
     return Reopen(Concat("nvmlDeviceGetCount: ", nvml_.nvmlErrorString(result)));
   }
   nvml_gone_ = false;
-  std::vector<Device> devices;
-  {
-    const std::lock_guard lock(mutex_);
-    devices = devices_;
-  }
   std::map<std::string, Probe> gpus;
   std::vector<HealthChange> changes;
-  for (const Device& device : devices) {
+  for (const Device& device : devices_) {
     const auto [gpu, first] = gpus.try_emplace(GpuOf(device));
     if (first) gpu->second = LookAtGpu(gpu->first);
     const Probe probe = LookAt(device, &gpu->second);
@@ -308,8 +285,7 @@ void HealthMonitor::Reopen(const std::string& why) {
 void HealthMonitor::WaitForEvents(int64_t wait_ms) {
   if (!set_) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::milliseconds(wait_ms),
-                      [this] { return stopping_ || devices_changed_; });
+    changed_.wait_for(lock, std::chrono::milliseconds(wait_ms), [this] { return stopping_; });
     return;
   }
   bool any = false;

@@ -53,9 +53,6 @@ class HealthMonitor {
   // Waits for the thread: at most kWaitMs, unless NVML hangs.
   ~HealthMonitor();
 
-  void SetDevices(std::vector<Device> devices);
-  void SetRules(HealthRules rules);
-
   std::vector<DeviceHealth> Look() const;
   std::vector<XidCount> xids() const;
   // Time since the thread's last round. More than a few recheck_ms means that NVML hangs.
@@ -75,6 +72,7 @@ class HealthMonitor {
   int64_t NextLookMs() const;
 
   const NvmlApi& nvml_;
+  const std::vector<Device> devices_;
   const Callback on_change_;
 
   // Used by the thread only, and before it by the constructor.
@@ -90,8 +88,6 @@ class HealthMonitor {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool stopping_ = false;  // Guarded by mutex_, like all below.
-  bool devices_changed_ = false;
-  std::vector<Device> devices_;
   HealthBook book_;
 
   std::atomic<int64_t> looked_ms_{0};

@@ -48,27 +48,16 @@ bool HealthBook::Ignores(uint64_t xid) const {
   return Has(rules_.ignore_xids, xid) || FindXid(xid).effect == XidEffect::kNone;
 }
 
-void HealthBook::SetRules(HealthRules rules) {
-  rules_ = std::move(rules);
-  for (State& state : states_) {
-    std::erase_if(state.troubles, [this](const auto& trouble) {
-      return trouble.first != kEccErrors && Ignores(trouble.first);
-    });
-  }
-}
-
-void HealthBook::SetDevices(const std::vector<Device>& devices) {
-  std::vector<State> states;
+HealthBook::HealthBook(HealthRules rules, const std::vector<Device>& devices)
+    : rules_(std::move(rules)) {
   for (const Device& device : devices) {
-    const auto known = std::ranges::find(states_, device.uuid, &State::uuid);
-    State state = known == states_.end() ? State{} : std::move(*known);
+    State state;
     state.uuid = device.uuid;
     state.gpu = device.parent_uuid.empty() ? device.uuid : device.parent_uuid;
     state.gpu_instance = device.gpu_instance;
     state.compute_instance = device.compute_instance;
-    states.push_back(std::move(state));
+    states_.push_back(std::move(state));
   }
-  states_ = std::move(states);
 }
 
 void HealthBook::Count(const std::string& gpu, uint64_t xid, int64_t now_ms) {

@@ -72,7 +72,8 @@ struct XidCount {
 
 class HealthBook {
  public:
-  explicit HealthBook(HealthRules rules) : rules_(std::move(rules)) {}
+  // A device is healthy until a sign comes.
+  HealthBook(HealthRules rules, const std::vector<Device>& devices);
 
   // A second check decides after a failed one.
   static constexpr uint32_t kFailedProbes = 2;
@@ -87,11 +88,6 @@ class HealthBook {
   static constexpr size_t kXidKinds = 128;
 
   const HealthRules& rules() const { return rules_; }
-  void SetRules(HealthRules rules);
-
-  // The devices to watch from now on. Known ones keep their state; new ones are healthy until a
-  // sign comes.
-  void SetDevices(const std::vector<Device>& devices);
 
   // `gpu`: UUID of the physical GPU. The instances are as in nvmlEventData_t.
   std::vector<HealthChange> OnXid(const std::string& gpu, uint64_t xid, uint32_t gpu_instance,
@@ -101,7 +97,7 @@ class HealthBook {
   // NVML as a whole fails. `driver_unloaded`: whatever comes after is a newly loaded driver.
   std::vector<HealthChange> OnNvmlGone(const std::string& reason, bool driver_unloaded);
 
-  std::vector<DeviceHealth> Look() const;  // In the order of SetDevices.
+  std::vector<DeviceHealth> Look() const;  // In the order of `devices`.
   std::vector<XidCount> xids() const;
   bool AllHealthy() const;
   bool AnyLost() const;
@@ -141,7 +137,7 @@ class HealthBook {
   std::string Reason(const State& state) const;
   void Settle(State& state, std::vector<HealthChange>& changes) const;
 
-  HealthRules rules_;
+  const HealthRules rules_;
   std::vector<State> states_;
   std::vector<XidCount> counts_;
 };

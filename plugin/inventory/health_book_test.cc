@@ -52,8 +52,6 @@ Probe Bad(Probe::Answer answer) {
 
 class HealthBookTest : public ::testing::Test {
  protected:
-  HealthBookTest() { book_.SetDevices({Gpu("GPU-0"), Gpu("GPU-1")}); }
-
   // Checks GPU-0 once a second; returns the changes.
   std::vector<HealthChange> Look(const Probe& probe, int times = 1) {
     std::vector<HealthChange> all;
@@ -75,7 +73,7 @@ class HealthBookTest : public ::testing::Test {
     return -1;
   }
 
-  HealthBook book_{HealthRules{}};
+  HealthBook book_{HealthRules{}, {Gpu("GPU-0"), Gpu("GPU-1")}};
   int64_t now_ms_ = 1;
 };
 
@@ -181,18 +179,19 @@ TEST_F(HealthBookTest, NvmlsFailureConcernsAll) {
   EXPECT_FALSE(Healthy(1)) << "not checked yet";
 }
 
-TEST_F(HealthBookTest, RulesGoBeforeTheTable) {
-  book_.SetRules({.ignore_xids = {79, 48}, .fatal_xids = {13, 48}});
-  EXPECT_THAT(Xid(79), IsEmpty());
-  EXPECT_THAT(Xid(48), SizeIs(1)) << "fatal-xids has precedence";
-  EXPECT_THAT(Xid(13), IsEmpty()) << "it is unhealthy already";
-  book_.SetRules({.ignore_xids = {48}, .fatal_xids = {}});
-  EXPECT_EQ(SecondsToHealth(Good()), 3) << "new rules apply to earlier events";
+TEST(HealthBook, RulesGoBeforeTheTable) {
+  HealthBook book({.ignore_xids = {79, 48}, .fatal_xids = {13, 48}}, {Gpu("GPU-0")});
+  const auto xid = [&book](uint64_t number) {
+    return book.OnXid("GPU-0", number, kNoInstance, kNoInstance, 1);
+  };
+  EXPECT_THAT(xid(79), IsEmpty());
+  EXPECT_THAT(xid(48), SizeIs(1)) << "fatal-xids has precedence";
+  EXPECT_THAT(xid(13), IsEmpty()) << "it is unhealthy already";
 }
 
 TEST(HealthBook, OfAGpuInMigModeOnlyTheInstanceThatIsNamed) {
-  HealthBook book{HealthRules{}};
-  book.SetDevices({Gpu("GPU-0"), Instance("MIG-1", "GPU-1", 1), Instance("MIG-2", "GPU-1", 2)});
+  HealthBook book(HealthRules{},
+                  {Gpu("GPU-0"), Instance("MIG-1", "GPU-1", 1), Instance("MIG-2", "GPU-1", 2)});
   const auto one = book.OnXid("GPU-1", 95, 2, 0, 1);
   ASSERT_THAT(one, SizeIs(1));
   EXPECT_EQ(one[0].uuid, "MIG-2");
@@ -200,15 +199,6 @@ TEST(HealthBook, OfAGpuInMigModeOnlyTheInstanceThatIsNamed) {
   const auto all = book.OnXid("GPU-1", 79, kNoInstance, kNoInstance, 1);
   ASSERT_THAT(all, SizeIs(1)) << "only the other device";
   EXPECT_EQ(all[0].uuid, "MIG-1");
-}
-
-TEST(HealthBook, DevicesThatStayKeepTheirHealth) {
-  HealthBook book{HealthRules{}};
-  book.SetDevices({Gpu("GPU-0"), Gpu("GPU-1")});
-  book.OnXid("GPU-1", 79, kNoInstance, kNoInstance, 1);
-  book.SetDevices({Gpu("GPU-1"), Gpu("GPU-2")});
-  EXPECT_FALSE(book.Look()[0].healthy);
-  EXPECT_TRUE(book.Look()[1].healthy);
 }
 
 const std::vector<uint64_t> kSomeXids = {13, 31, 45, 48, 63, 79, 94, 95, 119, 154, 999};
@@ -229,10 +219,9 @@ TEST(HealthBook, RandomSigns) {
     HealthRules rules;
     rules.good_probes = static_cast<uint32_t>(1 + pick(4));
     rules.quiet_ms = static_cast<uint32_t>(pick(700'000));
-    HealthBook book{rules};
     const std::vector<Device> devices = {Gpu("GPU-0"), Instance("MIG-1", "GPU-1", 1),
                                          Instance("MIG-2", "GPU-1", 2), Gpu("GPU-2")};
-    book.SetDevices(devices);
+    HealthBook book(rules, devices);
     const bool speaks = pick(2) == 0;
     std::map<std::string, bool> healthy;
     std::map<std::string, uint32_t> good;

@@ -55,11 +55,13 @@ class HealthTest : public testing::Test {
                                   .fatal_xids = {},
                                   .recheck_ms = 30,
                                   .good_probes = 3,
-                                  .quiet_ms = 100}) {
-    const auto devices = ReadDevices(Nvml());
+                                  .quiet_ms = 100},
+             std::ptrdiff_t from = 0) {
+    auto devices = ReadDevices(Nvml());
     ASSERT_TRUE(devices) << devices.error().ToString();
     ASSERT_EQ(devices->size(), 5u);
     for (const Device& device : *devices) uuids_.push_back(device.uuid);
+    devices->erase(devices->begin(), devices->begin() + from);
     monitor_.emplace(Nvml(), *devices, rules, [this](const HealthChange& change) {
       const std::lock_guard lock(mutex_);
       changes_.push_back(change);
@@ -206,16 +208,16 @@ TEST_F(HealthTest, ADriverWithoutTheNewFunctionsWillDo) {
   EXPECT_TRUE(Next().healthy);
 }
 
-TEST_F(HealthTest, DevicesAndRulesChangeWhileItRuns) {
-  Start();
-  auto devices = *ReadDevices(Nvml());
-  devices.erase(devices.begin());
-  monitor_->SetDevices(devices);
-  HealthRules rules{
-      .ignore_xids = {95}, .fatal_xids = {13}, .recheck_ms = 30, .good_probes = 1, .quiet_ms = 100};
-  monitor_->SetRules(rules);
+// The first GPU is not this plugin's, and the rules differ from the table.
+TEST_F(HealthTest, OnlyItsOwnDevicesByItsOwnRules) {
+  Start({.ignore_xids = {95},
+         .fatal_xids = {13},
+         .recheck_ms = 30,
+         .good_probes = 1,
+         .quiet_ms = 100},
+        1);
   EXPECT_EQ(monitor_->Look().size(), 4u);
-  // Events arrive only once the monitor has registered for the new devices.
+  // Events arrive only once the monitor has registered.
   Faults("health: [{gpu: 2, recovery: 1}]");
   EXPECT_EQ(Next().uuid, uuids_[2]);
   Faults("xids: [{gpu: 0, xid: 79}, {gpu: 1, xid: 95}, {gpu: 1, xid: 13}]");

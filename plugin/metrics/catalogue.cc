@@ -237,8 +237,6 @@ constexpr MetricInfo kMetrics[] = {
      "Start-up time of brokers, from the start of the process until it served."},
     {kPodListErrors, "gpushm_plugin_pod_list_errors_total", kCounter, kNone,
      "Reads of the kubelet's list of pods that failed."},
-    {kConfigReloadFailures, "gpushm_plugin_config_reload_failures_total", kCounter, kNone,
-     "Changes of the configuration file that were refused."},
     {kForeignDescriptors, "gpushm_plugin_foreign_descriptors_total", kCounter, kNone,
      "Messages to the plugin with a file or socket in place of GPU memory, a memfd or a pidfd. The "
      "plugin refuses the process that sent it; the log event foreign-descriptor names the pod."},

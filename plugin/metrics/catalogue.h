@@ -113,7 +113,6 @@ enum class Metric : uint8_t {
   kPluginPreStartDuration,
   kBrokerReadyDuration,
   kPodListErrors,
-  kConfigReloadFailures,
   kForeignDescriptors,
   kFuseAborts,
   kCollectorSuccess,

@@ -66,7 +66,6 @@ void Counters::Write(Exposition* out) const {
              Metric::kPluginPreStartDuration, out);
   out->Add(Metric::kBrokerReadyDuration, {}, broker_ready_.Collect().histogram);
   out->Add(Metric::kPodListErrors, {}, pod_list_errors_.load());
-  out->Add(Metric::kConfigReloadFailures, {}, reload_failures_.load());
   out->Add(Metric::kForeignDescriptors, {}, foreign_descriptors_.load());
   out->Add(Metric::kFuseAborts, {}, fuse_aborts_.load());
 }

@@ -24,7 +24,6 @@ class Counters {
   void Note(const kubelet::CallRecord& record);
   void BrokerReady(double seconds) { broker_ready_.Observe(seconds); }
   void PodListFailed() { ++pod_list_errors_; }
-  void ReloadRefused() { ++reload_failures_; }
   void Foreign(ForeignStep step) {
     if (step == ForeignStep::kRefused) ++foreign_descriptors_;
     if (step == ForeignStep::kAborted) ++fuse_aborts_;
@@ -47,7 +46,6 @@ class Counters {
   std::map<Key, Calls> calls_;  // Has both kinds of both resources from the start.
   prometheus::Histogram broker_ready_;
   std::atomic<uint64_t> pod_list_errors_ = 0;
-  std::atomic<uint64_t> reload_failures_ = 0;
   std::atomic<uint64_t> foreign_descriptors_ = 0;
   std::atomic<uint64_t> fuse_aborts_ = 0;
 };

@@ -160,9 +160,9 @@ void ReadPrivate(const std::vector<nvmlProcessInfo_t>& processes,
 GpuSampler::GpuSampler(const NvmlApi& nvml, std::vector<Device> devices, int64_t period_ms,
                        Sources sources)
     : nvml_(nvml),
-      sources_(std::move(sources)),
+      devices_(std::move(devices)),
       period_ms_(period_ms),
-      devices_(std::move(devices)) {
+      sources_(std::move(sources)) {
   std::array<char, NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE> version{};
   if (nvml.nvmlSystemGetDriverVersion(version.data(), version.size()) == NVML_SUCCESS) {
     driver_version_ = version.data();
@@ -179,36 +179,19 @@ GpuSampler::~GpuSampler() {
   thread_.join();
 }
 
-void GpuSampler::SetDevices(std::vector<Device> devices) {
-  const std::lock_guard lock(mutex_);
-  devices_ = std::move(devices);
-}
-
-void GpuSampler::SetPeriod(int64_t period_ms) {
-  const std::lock_guard lock(mutex_);
-  period_ms_ = period_ms;
-  changed_.notify_all();
-}
-
 void GpuSampler::Run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     lock.unlock();
     SampleAll();
     lock.lock();
-    // A new period wakes it as well; one extra round does no harm.
     if (!stopping_) changed_.wait_for(lock, std::chrono::milliseconds(period_ms_));
   }
 }
 
 void GpuSampler::SampleAll() {
-  std::vector<Device> devices;
-  {
-    const std::lock_guard lock(mutex_);
-    devices = devices_;
-  }
   std::map<std::string, GpuSample> samples;
-  for (const Device& device : devices) {
+  for (const Device& device : devices_) {
     const auto use = nvml_.Use();
     nvmlDevice_t handle{};
     if (nvml_.nvmlDeviceGetHandleByUUID(device.uuid.c_str(), &handle) != NVML_SUCCESS) continue;

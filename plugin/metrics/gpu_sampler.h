@@ -9,7 +9,7 @@
 //       and after a change in between NVML is read again. If it keeps changing, there is no
 //       other_bytes.
 //
-// Threads: one of its own; Look and SetDevices from any thread.
+// Threads: one of its own; Look from any thread.
 #pragma once
 
 #include <atomic>
@@ -46,8 +46,6 @@ class GpuSampler {
   GpuSampler& operator=(const GpuSampler&) = delete;
   ~GpuSampler();
 
-  void SetDevices(std::vector<Device> devices);
-  void SetPeriod(int64_t period_ms);
   const std::string& driver_version() const { return driver_version_; }
 
   // Keyed by UUID.
@@ -62,14 +60,14 @@ class GpuSampler {
   void ReadProcesses(nvmlDevice_t handle, GpuSample* sample) const;
 
   const NvmlApi& nvml_;
+  const std::vector<Device> devices_;
+  const int64_t period_ms_;
   const Sources sources_;
   std::string driver_version_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool stopping_ = false;  // Guarded by mutex_, like all below.
-  int64_t period_ms_;
-  std::vector<Device> devices_;
   std::map<std::string, GpuSample> samples_;
   std::thread thread_;
 };

@@ -296,25 +296,15 @@ TEST_F(GpuSamplerTest, OfferedBytesAreOfTheWholeContainer) {
               UnorderedElementsAre(Pair(Pair("m0000", "app"), bytes - bytes / 2)));
 }
 
-TEST_F(GpuSamplerTest, DevicesComeAndGo) {
-  GpuSampler sampler(Nvml(), Devices({kGpuA}), kPeriodMs, {.buffers = Buffers(0), .processes = {}});
-  Fresh(sampler, kGpuA);
-  EXPECT_FALSE(sampler.Look().contains(kGpuB));
-  sampler.SetDevices(Devices({kGpuB}));
-  Fresh(sampler, kGpuB);
-  EXPECT_FALSE(sampler.Look().contains(kGpuA));
-  sampler.SetDevices(Devices({kGpuA, kGpuB}));
-  Fresh(sampler, kGpuA);
-  Fresh(sampler, kGpuB);
-}
-
-TEST_F(GpuSamplerTest, AShorterPeriodIsTakenAtOnce) {
-  constexpr int64_t kHourMs = 3'600'000;
-  GpuSampler sampler(Nvml(), Devices({kGpuA}), kHourMs, {.buffers = Buffers(0), .processes = {}});
-  ASSERT_TRUE(Eventually([&] { return sampler.Look().contains(kGpuA); }));
-  sampler.SetPeriod(kPeriodMs);
-  Fresh(sampler, kGpuA);
-  Fresh(sampler, kGpuA);
+TEST_F(GpuSamplerTest, OnlyTheDevicesThatItIsGiven) {
+  const GpuSampler one(Nvml(), Devices({kGpuA}), kPeriodMs,
+                       {.buffers = Buffers(0), .processes = {}});
+  Fresh(one, kGpuA);
+  EXPECT_FALSE(one.Look().contains(kGpuB));
+  const GpuSampler both(Nvml(), Devices({kGpuA, kGpuB}), kPeriodMs,
+                        {.buffers = Buffers(0), .processes = {}});
+  Fresh(both, kGpuA);
+  Fresh(both, kGpuB);
 }
 
 }  // namespace

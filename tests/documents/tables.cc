@@ -30,17 +30,6 @@ std::string KeyTable(std::span<const KeyInfo> keys) {
   return out;
 }
 
-std::string PluginKeyTable() {
-  std::string out =
-      "| key | value | default | change | meaning | example |\n|---|---|---|---|---|---|\n";
-  for (const KeyInfo& key : plugin::PluginKeys()) {
-    out += Concat("| `", key.name, "` | ", key.type, " | ", key.default_value, " | ",
-                  plugin::NeedsRestart(key.name) ? "restart" : "at once", " | ", key.meaning,
-                  " | `", key.example, "` |\n");
-  }
-  return out;
-}
-
 std::string MetricTable() {
   std::string out = "| metric | type | labels | meaning |\n|---|---|---|---|\n";
   for (const plugin::MetricInfo& info : plugin::Metrics()) {
@@ -90,7 +79,7 @@ const std::map<std::string, std::function<std::string()>>& Tables() {
       {"buffer", [] { return KeyTable(config::BufferKeys()); }},
       {"signal", [] { return KeyTable(config::SignalKeys()); }},
       {"broker", [] { return KeyTable(config::BrokerKeys()); }},
-      {"plugin", PluginKeyTable},
+      {"plugin", [] { return KeyTable(plugin::PluginKeys()); }},
       {"metrics", MetricTable},
       {"xids", XidTable},
   };

@@ -228,7 +228,7 @@ CONTROL_PLANE = {
     "Calls that failed": [rate("gpushm_plugin_allocation_errors_total", "resource", "code"),
                           rate("gpushm_plugin_prestart_errors_total", "resource", "code")],
     "Registrations and failures": [increase(f"gpushm_plugin_{name}_total") for name in (
-        "registrations", "pod_list_errors", "config_reload_failures")],
+        "registrations", "pod_list_errors")],
     "Admissions": [rate("gpushm_webhook_requests_total", "endpoint", "outcome")],
     "Denied": [rate("gpushm_webhook_requests_total", "outcome", allowed="false")],
     "Admission time": [increase("gpushm_webhook_request_duration_seconds_bucket", "le")],

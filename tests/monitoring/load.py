@@ -81,7 +81,6 @@ def plugin(load, rng, target, gpus):
         kubelet(load, rng, target, resource, devices, used)
     load.add(target, "gpushm_plugin_pod_list_errors_total", 3.0)
     load.add(target, "gpushm_plugin_missing_gpus", 0.0, gpu="7")
-    load.add(target, "gpushm_plugin_config_reload_failures_total", 1.0)
     load.add(target, "gpushm_plugin_foreign_descriptors_total", 2.0)
     load.add(target, "gpushm_plugin_fuse_aborts_total", 1.0)
     for collector in ("nvml", "links", "bindings", "process"):
@@ -292,7 +291,6 @@ def sicken(load):
     change("gpushm_plugin_registered", 0.0, resource="gpushm.io/memory", **a)
     change("gpushm_plugin_pod_list_errors_total", 3.0, 1.0, **a)
     change("gpushm_plugin_allocation_errors_total", 0.0, 1.0, **a)
-    change("gpushm_plugin_config_reload_failures_total", 1.0, 1.0, **a)
     change("gpushm_plugin_missing_gpus", 1.0, **a)
     change("gpushm_gpu_taken", 1.0, **second)
     change("gpushm_gpu_drained", 1.0, **second)

@@ -94,8 +94,8 @@ capabilities: {drop: [ALL]}
 {{- ternary (trimSuffix "m" $text | int64) (mulf 1000 (float64 $text) | int64) (hasSuffix "m" $text) -}}
 {{- end }}
 
-{{/* The part of the plugin's configuration that it reads only at its start. */}}
-{{- define "gpushm.pluginRestart" -}}
+{{/* The plugin's configuration. It reads it at its start, so the DaemonSet has its checksum. */}}
+{{- define "gpushm.pluginConfig" -}}
 host-root: /host
 state-folder: {{ .Values.stateFolder }}
 {{- $simulated := printf "%s/driver-sim" .Values.stateFolder }}
@@ -109,7 +109,10 @@ plugins-folder: {{ .Values.kubeletRootDir }}/plugins
 {{- with .Values.plugin.featuresFolder }}
 features-folder: {{ . }}
 {{- end }}
-{{- with pick .Values.plugin.config "status" "not-gpus" "dra" }}
+{{- $address := empty .Values.metrics.port | ternary "" (printf ":%v" .Values.metrics.port) }}
+metrics: {address: {{ quote $address }}, sample-ms: {{ .Values.metrics.sampleMs }}, host-pids: {{ .Values.metrics.hostPids }}}
+probes: {address: ":{{ .Values.plugin.probePort }}"}
+{{- with .Values.plugin.config }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
