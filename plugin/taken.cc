@@ -78,16 +78,9 @@ Found FindIf(const std::vector<Device>& devices, Matches matches) {
   return found;
 }
 
-// MIG-GPU-<uuid>/<gi>/<ci>
-bool IsOldMig(std::string_view id, const Device& device) {
-  return Take(&id, "MIG-") && Take(&id, device.parent_uuid) && Take(&id, "/") &&
-         TakeNumber(&id) == device.gpu_instance;
-}
-
 Found FindUuid(std::string_view id, const std::vector<Device>& devices) {
   Found found = FindIf(devices, [&](const Device& device) {
-    return Names(id, device.uuid) || Names(id, device.parent_uuid) ||
-           (!device.parent_uuid.empty() && IsOldMig(id, device));
+    return Names(id, device.uuid) || Names(id, device.parent_uuid);
   });
   // The GPU is not on this node, so it does not count. A MIG instance may have been created since
   // the GPUs were read.

@@ -34,7 +34,6 @@ inline constexpr char kAnyGpu[] = "*";
 // Device IDs, keyed by their resource. Recognised for any resource:
 //   GPU-<uuid>, MIG-<uuid>           NVIDIA's plugin
 //   <uuid>::3, <uuid>-3              its replicas, and those of plugins that share GPUs
-//   MIG-GPU-<uuid>/<gi>/<ci>         drivers before 470
 //   0000:3b:00.0                     a PCI address; if not a GPU's, it is a network card's, or that
 //                                    of a GPU that was given to virtual machines
 // and for those of nvidia.com:
