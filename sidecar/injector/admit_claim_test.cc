@@ -137,7 +137,7 @@ TEST(PodWithClaim, TheMpsDaemonAttachesToo) {
 // The scheduler knows what is free on each GPU, so labels of nodes say nothing more.
 TEST(PodWithClaim, HasNoNodeAffinity) {
   Settings settings = WithClaims();
-  settings.largest_free = LargestFree::kRequire;
+  settings.largest_free = LargestFree::kPrefer;
   settings.gpu_count_label = "nvidia.com/gpu.count";
   const Json pod = Injected(TestAdmission(settings), PodOf({{"gpushm.io/gpus", "2"}}));
   EXPECT_FALSE(pod["spec"].contains("affinity"));

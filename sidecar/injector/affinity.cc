@@ -24,31 +24,21 @@ Json AtLeast(const std::string& label, uint64_t least) {
   return {{"key", label}, {"operator", "Gt"}, {"values", Json::array({std::to_string(least - 1)})}};
 }
 
-// Calls visit(place of the term) for each term that matches some node. A term without expressions
-// and fields matches none, and would match some with another expression.
-template <typename Visit>
-void ForEachTerm(const Patch& patch, Visit visit) {
-  const size_t count = Items(patch.document(), kTerms).size();
-  for (size_t i = 0; i < count; ++i) {
-    const auto has_items = [&](const char* list) {
-      return !Items(patch.document(), kTerms / i / list).empty();
-    };
-    if (has_items("matchExpressions") || has_items("matchFields")) visit(kTerms / i);
-  }
-}
-
-bool HasTerms(const Patch& patch) { return !Items(patch.document(), kTerms).empty(); }
-
-// Terms are alternatives, so each gets the expression; a pod without terms gets one.
+// Terms are alternatives, so each gets the expression; a pod without terms gets one. A term without
+// expressions and fields matches no node, and would match some with an expression.
 void PutCount(const Plan& plan, const Settings& settings, Patch* patch) {
   if (plan.spec.gpus == 1 || settings.gpu_count_label.empty()) return;
   const Json enough = AtLeast(settings.gpu_count_label, plan.spec.gpus);
-  if (!HasTerms(*patch)) {
-    return patch->Append(kTerms, {{"matchExpressions", Json::array({enough})}});
+  const size_t count = Items(patch->document(), kTerms).size();
+  if (count == 0) return patch->Append(kTerms, {{"matchExpressions", Json::array({enough})}});
+  for (size_t i = 0; i < count; ++i) {
+    const auto has_items = [&](const char* list) {
+      return !Items(patch->document(), kTerms / i / list).empty();
+    };
+    if (has_items("matchExpressions") || has_items("matchFields")) {
+      patch->AppendMissing(kTerms / i / "matchExpressions", enough);
+    }
   }
-  ForEachTerm(*patch, [&](const Pointer& term) {
-    patch->AppendMissing(term / "matchExpressions", enough);
-  });
 }
 
 // What a pod needs of the labels that the plugin states.
@@ -97,33 +87,11 @@ void PreferRoom(const Room& room, Patch* patch) {
   }
 }
 
-// "Room, or unknown" takes two terms, because the expressions of a term must all hold.
-void RequireRoom(const Room& room, Patch* patch) {
-  // The scheduler is not asked, and the kubelet would end the pod for a label that is out of date.
-  if (Find(patch->document(), Pointer("/spec/nodeName")) != nullptr) return;
-  if (!HasTerms(*patch)) {
-    for (const Json& expression : {room.enough, room.unknown}) {
-      patch->Append(kTerms, {{"matchExpressions", Json::array({expression})}});
-    }
-    return;
-  }
-  ForEachTerm(*patch, [&](const Pointer& term) {
-    const Pointer expressions = term / "matchExpressions";
-    if (Settled(room, expressions, patch)) return;
-    Json other = patch->document()[term];
-    Json& others = other["matchExpressions"];  // Null if the term has only fields.
-    others.push_back(room.unknown);
-    patch->Append(expressions, room.enough);
-    patch->Append(kTerms, std::move(other));
-  });
-}
-
 }  // namespace
 
 void PutAffinity(const PodView& pod, const Plan& plan, const Settings& settings, Patch* patch) {
   PutCount(plan, settings, patch);
   if (settings.largest_free == LargestFree::kPrefer) PreferRoom(RoomFor(pod, plan), patch);
-  if (settings.largest_free == LargestFree::kRequire) RequireRoom(RoomFor(pod, plan), patch);
 }
 
 }  // namespace gpushm::injector

@@ -76,13 +76,11 @@ void Declare(CLI::App& app, Options* options) {
   app.add_option_function<std::string>(
          "--largest-free",
          [&settings](const std::string& what) {
-           settings.largest_free = what == "prefer"    ? LargestFree::kPrefer
-                                   : what == "require" ? LargestFree::kRequire
-                                                       : LargestFree::kIgnore;
+           settings.largest_free = what == "prefer" ? LargestFree::kPrefer : LargestFree::kIgnore;
          },
-         "What the nodes' label gpushm.io/largest-free means for pods: prefer nodes with room, "
-         "require it (a kubelet that restarts ends running pods), or ignore it (ignore)")
-      ->check(CLI::IsMember({"ignore", "prefer", "require"}));
+         "What the nodes' label gpushm.io/largest-free means for pods: prefer nodes with room, or "
+         "ignore it (ignore)")
+      ->check(CLI::IsMember({"ignore", "prefer"}));
   app.add_option(
       "--denied-runtime-class", settings.denied_runtime_classes,
       "Pattern for names of RuntimeClasses, such as kata*, that run containers in a virtual "

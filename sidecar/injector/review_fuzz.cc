@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Settings settings;
     settings.sidecar_image = "sidecar";
     settings.gpu_count_label = "gpus";
-    settings.largest_free = LargestFree::kRequire;
+    settings.largest_free = LargestFree::kPrefer;
     return Admission(settings, [] { return uint64_t{1}; });
   }();
   const std::string_view body(reinterpret_cast<const char*>(data), size);

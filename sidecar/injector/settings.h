@@ -12,8 +12,7 @@ namespace gpushm::injector {
 // What the nodes' labels gpushm.io/largest-free mean for where pods go.
 enum class LargestFree {
   kIgnore,
-  kPrefer,   // Nodes with room come first.
-  kRequire,  // Pods go only to nodes that have room or no label.
+  kPrefer,  // Nodes with room come first.
 };
 
 struct Settings {

@@ -7,7 +7,7 @@ import contextlib
 import time
 
 from case import container, is_ready, pod
-from chart_case import ChartCase, annotated, installed_with
+from chart_case import ChartCase, annotated
 from plugin import MEMORY, UNITS, UNITS_OF_GPU
 from processes import wait_until
 from settings import GPUS, NODE_NAME
@@ -62,12 +62,9 @@ class Nfd:
         self.pass_by()
 
 
-required = installed_with({"injector.largestFree": "require"})
-
-
 class LargestFreeTest(ChartCase):
 
-    VALUES = {"plugin.featuresFolder": FOLDER, "injector.largestFree": "prefer"}
+    VALUES = {"plugin.featuresFolder": FOLDER}
 
     def setUp(self):
         super().setUp()
@@ -127,18 +124,6 @@ class LargestFreeTest(ChartCase):
         self.delete_pods(names[0])
         self.wait_ready("later")
 
-    @required
-    def test_a_pod_that_fits_nowhere_is_pending_and_starts_when_the_label_changes(self):
-        names = self.half_full()
-        self.create(of_units("late"))
-        self.wait_event("late", "didn't match Pod's node affinity")
-        self.assertNotIn("nodeName", self.get_pod("late")["spec"], "it takes no capacity")
-        self.run_pod(of_units("small", 1))
-        self.delete_pods("small", names[0])
-        self.nfd.tell(UNITS_OF_GPU)
-        self.wait_ready("late")
-
-    @required
     def test_a_burst_within_one_interval_waits_on_the_node_and_nothing_fails(self):
         """Method: the label is not set again while the pods are made, so it says that each GPU is
         empty. The scheduler's sum has room for more pods than there are GPUs."""
@@ -156,13 +141,11 @@ class LargestFreeTest(ChartCase):
         self.delete_pods(ready[0])
         self.wait_ready(waits)
 
-    @required
     def test_the_label_of_a_dead_plugin_ends_and_the_node_takes_pods_again(self):
         self.half_full()
-        self.create(of_units("late"))
-        self.wait_event("late", "didn't match Pod's node affinity")
         self.assertEqual(self.nfd.read(DEAD_S), {}, "it expires")
         self.nfd.pass_by(DEAD_S)
+        self.create(of_units("late"))
         self.wait_pod("late", lambda p: p["spec"].get("nodeName") == NODE_NAME, "not bound")
 
     def test_a_kubelet_that_restarts_leaves_pods_alone_whatever_the_label_says(self):
@@ -172,14 +155,3 @@ class LargestFreeTest(ChartCase):
         self.chart.wait_allocatable()
         self.run_pod(of_units("new", 1))
         self.assertEqual({name: self.container_ids(name) for name in names}, before)
-
-    @required
-    def test_with_require_a_kubelet_that_restarts_fails_pods(self):
-        """Why `require` is not the default (docs/design/placement.md). If this fails, the kubelet
-        no longer checks the affinity of running pods, and the default can be thought over."""
-        names = self.half_full()
-        self.bounce_kubelet()
-        for name in names:
-            failed = self.wait_phase(name, "Failed")
-            self.assertEqual(failed["status"]["reason"], "NodeAffinity")
-        self.chart.wait_allocatable()

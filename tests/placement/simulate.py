@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How often pods go to a node on which no GPU has room: with the sum over GPUs alone, with the label
-gpushm.io/largest-free preferred or required, and with dynamic resource allocation, where the
-scheduler knows each GPU. docs/design/placement.md has the results.
+gpushm.io/largest-free preferred, and with dynamic resource allocation, where the scheduler knows
+each GPU. docs/design/placement.md has the results.
 
 The model: the scheduler sees of a node its sum of free units, its number of pods and its label,
 which is late. It chooses the node with the fewest pods among those it prefers. A pod that comes to
@@ -97,7 +97,7 @@ class Cluster:
         else:
             fits = [i for i, node in enumerate(self.nodes) if node.sum_free >= need]
         roomy = [i for i in fits if self.nodes[i].label >= need]
-        if self.policy == "require" or self.policy == "prefer" and roomy:
+        if self.policy == "prefer" and roomy:
             fits = roomy
         if not fits:
             return False
@@ -149,8 +149,7 @@ def main():
     given = parser.parse_args()
     print("| load | policy | label late by | wrong | of them avoidable | mean wait in lives | longest |")
     for load in given.loads:
-        for policy, late_s in (("sum", 2), ("prefer", 2), ("prefer", 60),
-                               ("require", 2), ("require", 60), ("dra", 0)):
+        for policy, late_s in (("sum", 2), ("prefer", 2), ("prefer", 60), ("dra", 0)):
             done = Cluster(policy, load, late_s or 1, given.pods, given.seed, given.nodes).run()
             print(f"| {load:.0%} | {policy} | {late_s} s | {done.wrong} | {done.avoidable} | "
                   f"{statistics.mean(done.waits) / LIFE_S:.4f} | {max(done.waits) / LIFE_S:.2f} |", flush=True)
