@@ -309,17 +309,6 @@ Result<void> Allocator::UnprepareClaim(const std::string& uid, const Deadline& d
   }
 }
 
-// The book needs no preference: any IDs are suitable.
-DeviceIds Allocator::Prefer(Resource, const DeviceIds& available, const DeviceIds& must_include,
-                            size_t count) {
-  DeviceIds chosen = must_include;
-  for (const std::string& id : available) {
-    if (chosen.size() >= count) break;
-    chosen.insert(id);
-  }
-  return chosen;
-}
-
 Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
   if (closed_) return std::vector<Binding>();
   const auto pods = ListWhenQuiet(Deadline::AfterMs(options_.list_timeout_ms));

@@ -104,8 +104,6 @@ class Allocator final : public kubelet::Handler, public dra::Handler {
 
   Result<std::vector<std::string>> Allocate(Resource resource, const DeviceIds& ids) override;
   Result<void> PreStart(Resource resource, const DeviceIds& ids) override;
-  DeviceIds Prefer(Resource resource, const DeviceIds& available, const DeviceIds& must_include,
-                   size_t count) override;
 
   Result<void> PrepareClaim(const ClaimedGpus& claim, const Deadline& deadline,
                             const std::function<bool()>& given_up) override;

@@ -46,7 +46,7 @@ class FakeNode : public Effects {
   Result<void> Publish(const Binding& binding) override {
     if (on_publish) on_publish();
     if (publish_error) return std::unexpected(*publish_error);
-    specs[CdiName(binding.resource, binding.name())] = binding.first_gpu();
+    specs[CdiName(binding.resource, binding.name())] = binding.gpus.front();
     return {};
   }
   void RetractClaim(const std::string& uid) override { specs.erase("memory=" + uid); }

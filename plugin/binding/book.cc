@@ -278,9 +278,7 @@ Result<std::vector<std::string>> Book::Choose(const Need& need) const {
     const uint32_t free = FreeUnits(gpu.uuid);
     largest_free = std::max(largest_free, free);
     if (free < units) continue;
-    const bool better = chosen == nullptr || (fit_ == Fit::kBest && free < chosen_free) ||
-                        (fit_ == Fit::kSpread && free > chosen_free);
-    if (!better) continue;
+    if (chosen != nullptr && free >= chosen_free) continue;
     chosen = &gpu;
     chosen_free = free;
   }
@@ -307,8 +305,7 @@ Result<std::vector<std::string>> Book::ChooseSeveral(const Need& need) const {
     const uint32_t free = FreeUnits(gpu.uuid);
     if (free < need.units) continue;
     gpus.push_back(&gpu);
-    const uint32_t cost = fit_ == Fit::kBest ? free : fit_ == Fit::kSpread ? ~free : 0;
-    candidates.push_back({.cost = cost});
+    candidates.push_back({.cost = free});
   }
   SetLinks(gpus, &candidates);
   auto set = CheapestSet(candidates, need.gpus, /*nvlink=*/true);
@@ -462,8 +459,8 @@ std::vector<Binding> Book::Observe(const Snapshot& now, int64_t now_ms) {
   for (Entry& entry : entries_) {
     const Binding& binding = entry.binding;
     if (binding.IsClaim()) continue;  // Invariant 8.
-    const bool listed = !entry.superseded &&
-                        Overlap(now.IdsOf(binding.owner, binding.resource), binding.ids);
+    const bool listed =
+        !entry.superseded && Overlap(now.IdsOf(binding.owner, binding.resource), binding.ids);
     if (listed) {
       entry.missing_since_ms.reset();
       entry.listed_by = now.kubelet_run;

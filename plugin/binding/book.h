@@ -63,10 +63,6 @@ enum class Tenancy {
   kNamespace,  // Those of one namespace.
 };
 
-// Which GPUs to choose among those with room. kBest leaves the largest blocks whole; binding_bench
-// compares it with the others.
-enum class Fit { kBest, kFirst, kSpread };
-
 using claims::Others;
 using claims::Part;
 
@@ -85,7 +81,6 @@ struct Binding {
   bool mps = false;               // One of its pods may run an MPS daemon for all of them.
   DeviceIds nvlink = {};          // Of memory: the container's IDs of kNvlink.
   const std::string& name() const { return *ids.begin(); }
-  const std::string& first_gpu() const { return gpus.front(); }
   bool Has(const std::string& gpu) const {
     return std::find(gpus.begin(), gpus.end(), gpu) != gpus.end();
   }
@@ -116,7 +111,7 @@ struct BookView {
 
 class Book {
  public:
-  explicit Book(uint64_t unit_bytes, Fit fit = Fit::kBest) : unit_bytes_(unit_bytes), fit_(fit) {}
+  explicit Book(uint64_t unit_bytes) : unit_bytes_(unit_bytes) {}
 
   // How long a kubelet's list may be incomplete after its start.
   static constexpr int64_t kProofMs = 30'000;
@@ -215,6 +210,7 @@ class Book {
     bool exclusive = false;
   };
   Result<Need> NeedOf(const DeviceIds& ids, const Owner& owner, const Snapshot& now) const;
+  // Best fit: the GPU with the least room that is enough, which leaves the largest blocks whole.
   Result<std::vector<std::string>> Choose(const Need& need) const;
   Result<std::vector<std::string>> ChooseSeveral(const Need& need) const;
   std::unexpected<Status> NoSet(const Need& need) const;
@@ -235,7 +231,6 @@ class Book {
   std::string Amount(uint32_t units) const;
 
   uint64_t unit_bytes_;
-  Fit fit_;
   bool coexist_ = false;
   Tenancy tenancy_ = Tenancy::kShared;
   std::vector<Gpu> gpus_;

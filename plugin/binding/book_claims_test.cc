@@ -66,7 +66,7 @@ TEST_F(BookClaimsTest, MemoryIsNotGivenTwice) {
 TEST_F(BookClaimsTest, BindingsOfTheDevicePluginCountToo) {
   Snapshot now;
   now.Add({{"default", "old"}, "gpushm"}, Resource::kMemory, {"m0000", "m0001"});
-  ASSERT_EQ(book_.Bind(Resource::kMemory, {"m0000", "m0001"}, now)->first_gpu(), "MIG-c");
+  ASSERT_EQ(book_.Bind(Resource::kMemory, {"m0000", "m0001"}, now)->gpus.front(), "MIG-c");
   EXPECT_EQ(CodeOf(Claim("one", 3 * kGiB, {"MIG-c"})), Code::kExhausted);
   EXPECT_TRUE(book_.BindClaim(Claim("one", 2 * kGiB, {"MIG-c"})));
 }

@@ -49,18 +49,18 @@ class BookTest : public ::testing::Test {
 };
 
 TEST_F(BookTest, SidecarGetsTheFullestGpuThatFits) {
-  EXPECT_EQ(Start("one", 0, 5)->first_gpu(), "GPU-b");
-  EXPECT_EQ(Start("two", 10, 1)->first_gpu(), "GPU-b")
+  EXPECT_EQ(Start("one", 0, 5)->gpus.front(), "GPU-b");
+  EXPECT_EQ(Start("two", 10, 1)->gpus.front(), "GPU-b")
       << "1 unit is left there, 10 on the other GPU";
-  EXPECT_EQ(Start("three", 20, 1)->first_gpu(), "GPU-a");
+  EXPECT_EQ(Start("three", 20, 1)->gpus.front(), "GPU-a");
   EXPECT_EQ(book_.FreeUnits("GPU-a"), 9u);
   EXPECT_EQ(book_.FreeUnits("GPU-b"), 0u);
 }
 
 TEST_F(BookTest, ContainersOfAPodFollowTheirSidecar) {
-  ASSERT_EQ(Start("pod", 0, 8)->first_gpu(), "GPU-a");
-  EXPECT_EQ(Attach("pod", "app", 1)->first_gpu(), "GPU-a");
-  EXPECT_EQ(Attach("pod", "other", 2)->first_gpu(), "GPU-a");
+  ASSERT_EQ(Start("pod", 0, 8)->gpus.front(), "GPU-a");
+  EXPECT_EQ(Attach("pod", "app", 1)->gpus.front(), "GPU-a");
+  EXPECT_EQ(Attach("pod", "other", 2)->gpus.front(), "GPU-a");
 }
 
 TEST_F(BookTest, TheSameAnswerAgainForARestartedContainer) {
@@ -126,7 +126,7 @@ TEST_F(BookTest, TwoSidecarsAreThePodsMistake) {
 
 // A StatefulSet's successor has the same pod name, container and IDs ...
 TEST_F(BookTest, ASuccessorInheritsNothing) {
-  ASSERT_EQ(Start("set-0", 0, 6)->first_gpu(), "GPU-b");
+  ASSERT_EQ(Start("set-0", 0, 6)->gpus.front(), "GPU-b");
   EXPECT_THAT(book_.Supersede(Ids('m', 0, 6)), ElementsAre("m1000"));
   EXPECT_THAT(book_.bindings(), IsEmpty());
   EXPECT_EQ(book_.FreeUnits("GPU-b"), 0u) << "taken until the end of the first pod is proven";
@@ -136,11 +136,11 @@ TEST_F(BookTest, ASuccessorInheritsNothing) {
 
 // ... and its application container has the same token, while the sidecar is now bound elsewhere.
 TEST_F(BookTest, ASuccessorsContainersFollowItsOwnSidecar) {
-  ASSERT_EQ(Start("set-0", 0, 6)->first_gpu(), "GPU-b");
-  ASSERT_EQ(Attach("set-0", "app", 1)->first_gpu(), "GPU-b");
+  ASSERT_EQ(Start("set-0", 0, 6)->gpus.front(), "GPU-b");
+  ASSERT_EQ(Attach("set-0", "app", 1)->gpus.front(), "GPU-b");
   ForgetAll();
-  ASSERT_EQ(Start("set-0", 10, 8)->first_gpu(), "GPU-a");
-  EXPECT_EQ(Attach("set-0", "app", 1)->first_gpu(), "GPU-a");
+  ASSERT_EQ(Start("set-0", 10, 8)->gpus.front(), "GPU-a");
+  EXPECT_EQ(Attach("set-0", "app", 1)->gpus.front(), "GPU-a");
 }
 
 TEST_F(BookTest, AFormerBrokerThatRunsHoldsItsIds) {
@@ -203,10 +203,10 @@ TEST_F(BookTest, AShortGapInTheListReleasesNothing) {
 }
 
 TEST_F(BookTest, SickGpuTakesNobodyAndSaysSo) {
-  ASSERT_EQ(Start("pod", 0, 2)->first_gpu(), "GPU-b");
+  ASSERT_EQ(Start("pod", 0, 2)->gpus.front(), "GPU-b");
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
                  {.uuid = "GPU-b", .units = 6, .tokens = 4, .healthy = false}});
-  EXPECT_EQ(Start("new", 10, 1)->first_gpu(), "GPU-a");
+  EXPECT_EQ(Start("new", 10, 1)->gpus.front(), "GPU-a");
   const Result<Binding> again = book_.Bind(Resource::kMemory, Ids('m', 0, 2), now_);
   EXPECT_EQ(again.error().code(), Code::kDeviceLost);
   EXPECT_THAT(again.error().ToString(),
@@ -216,8 +216,8 @@ TEST_F(BookTest, SickGpuTakesNobodyAndSaysSo) {
 }
 
 TEST_F(BookTest, AsManyIdsAreSickAsTheGpuStandsFor) {
-  ASSERT_EQ(Start("there", 3, 2)->first_gpu(), "GPU-b");
-  ASSERT_EQ(Start("elsewhere", 8, 5)->first_gpu(), "GPU-a");
+  ASSERT_EQ(Start("there", 3, 2)->gpus.front(), "GPU-b");
+  ASSERT_EQ(Start("elsewhere", 8, 5)->gpus.front(), "GPU-a");
   ASSERT_TRUE(Attach("there", "app", 2));
   EXPECT_THAT(book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16)), IsEmpty());
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
@@ -232,12 +232,12 @@ TEST_F(BookTest, AsManyIdsAreSickAsTheGpuStandsFor) {
 
 // Containers that are bound there stay and may restart; no new pod is bound.
 TEST_F(BookTest, AGpuThatSomebodyElseHandsOutTakesNobodyNew) {
-  ASSERT_EQ(Start("there", 3, 2)->first_gpu(), "GPU-b");
+  ASSERT_EQ(Start("there", 3, 2)->gpus.front(), "GPU-b");
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4},
                  {.uuid = "GPU-b", .units = 6, .tokens = 4, .taken_by = "nvidia.com/gpu"}});
-  EXPECT_EQ(Start("new", 10, 1)->first_gpu(), "GPU-a") << "best fit would choose the other GPU";
+  EXPECT_EQ(Start("new", 10, 1)->gpus.front(), "GPU-a") << "best fit would choose the other GPU";
   EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 3, 2), now_)) << "the container may restart";
-  EXPECT_EQ(Attach("there", "app", 1)->first_gpu(), "GPU-b");
+  EXPECT_EQ(Attach("there", "app", 1)->gpus.front(), "GPU-b");
   // Its free units are reported unhealthy; those that are bound stay healthy.
   const DeviceIds unhealthy = book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16));
   EXPECT_THAT(unhealthy, SizeIs(4));
@@ -253,13 +253,13 @@ TEST_F(BookTest, AGpuThatSomebodyElseHandsOutTakesNobodyNew) {
 }
 
 TEST_F(BookTest, ADrainedGpuTakesNobodyNewAndKeepsItsPods) {
-  ASSERT_EQ(Start("there", 3, 2)->first_gpu(), "GPU-b");
+  ASSERT_EQ(Start("there", 3, 2)->gpus.front(), "GPU-b");
   const Gpu other{.uuid = "GPU-a", .units = 10, .tokens = 4};
   Gpu drained{.uuid = "GPU-b", .units = 6, .tokens = 4, .drained = "a fan is loud"};
   book_.SetGpus({other, drained});
-  EXPECT_EQ(Start("new", 10, 1)->first_gpu(), "GPU-a") << "best fit would choose the other GPU";
+  EXPECT_EQ(Start("new", 10, 1)->gpus.front(), "GPU-a") << "best fit would choose the other GPU";
   EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 3, 2), now_)) << "the container may restart";
-  EXPECT_EQ(Attach("there", "app", 1)->first_gpu(), "GPU-b");
+  EXPECT_EQ(Attach("there", "app", 1)->gpus.front(), "GPU-b");
   EXPECT_THAT(book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16)), SizeIs(4));
   ASSERT_TRUE(Start("full", 20, 9));
   const Result<Binding> none = Start("late", 30, 3);
@@ -269,7 +269,7 @@ TEST_F(BookTest, ADrainedGpuTakesNobodyNewAndKeepsItsPods) {
   EXPECT_THAT(none.error().ToString(), HasSubstr("gpushmctl gpu undrain GPU-b"));
   drained.drained.clear();
   book_.SetGpus({other, drained});
-  EXPECT_EQ(book_.Bind(Resource::kMemory, Ids('m', 30, 3), now_)->first_gpu(), "GPU-b");
+  EXPECT_EQ(book_.Bind(Resource::kMemory, Ids('m', 30, 3), now_)->gpus.front(), "GPU-b");
 }
 
 TEST_F(BookTest, NamespacesDoNotShareAGpuUnlessTheyMay) {
@@ -280,8 +280,8 @@ TEST_F(BookTest, NamespacesDoNotShareAGpuUnlessTheyMay) {
     return book_.Bind(Resource::kMemory, ids, now_);
   };
   book_.SetTenancy(Tenancy::kNamespace);
-  EXPECT_EQ(start("red", 0, 2)->first_gpu(), "GPU-b");
-  EXPECT_EQ(start("blue", 10, 2)->first_gpu(), "GPU-a") << "best fit would choose the other GPU";
+  EXPECT_EQ(start("red", 0, 2)->gpus.front(), "GPU-b");
+  EXPECT_EQ(start("blue", 10, 2)->gpus.front(), "GPU-a") << "best fit would choose the other GPU";
   const Result<Binding> third = start("green", 20, 2);
   ASSERT_FALSE(third);
   EXPECT_EQ(third.error().code(), Code::kExhausted);
@@ -295,7 +295,7 @@ TEST_F(BookTest, NamespacesDoNotShareAGpuUnlessTheyMay) {
   book_.Observe(now_, Book::kProofMs);
   EXPECT_TRUE(book_.Bind(Resource::kMemory, Ids('m', 20, 2), now_));
   book_.SetTenancy(Tenancy::kShared);
-  EXPECT_EQ(start("yellow", 30, 4)->first_gpu(), "GPU-b") << "best fit, beside the pod of green";
+  EXPECT_EQ(start("yellow", 30, 4)->gpus.front(), "GPU-b") << "best fit, beside the pod of green";
 }
 
 // A pod that wants its GPU alone gets an empty one, and nobody joins it there.
@@ -310,17 +310,17 @@ TEST_F(BookTest, APodCanHaveItsGpuAlone) {
   };
   const DeviceIds all = Ids('x', 0, 2);
   EXPECT_THAT(book_.Unhealthy(Resource::kExclusive, all), IsEmpty());
-  ASSERT_EQ(Start("shares", 0, 2)->first_gpu(), "GPU-b");
+  ASSERT_EQ(Start("shares", 0, 2)->gpus.front(), "GPU-b");
   EXPECT_THAT(book_.Unhealthy(Resource::kExclusive, all), SizeIs(1)) << "GPU-b has a pod";
   const Result<Binding> alone = start("alone", 10, 1, 0);
   ASSERT_TRUE(alone) << alone.error().ToString();
-  EXPECT_EQ(alone->first_gpu(), "GPU-a") << "best fit would choose the other GPU";
+  EXPECT_EQ(alone->gpus.front(), "GPU-a") << "best fit would choose the other GPU";
   EXPECT_EQ(alone->exclusive, Ids('x', 0, 1));
   EXPECT_EQ(book_.Unhealthy(Resource::kExclusive, all), Ids('x', 1, 1)) << "the other is in use";
   // What is free on its GPU is nobody's: 9 of 10 units.
   EXPECT_THAT(book_.Unhealthy(Resource::kMemory, Ids('m', 0, 16)), SizeIs(9));
-  EXPECT_EQ(start("alone", 10, 1, 0)->first_gpu(), "GPU-a") << "the container may restart";
-  EXPECT_EQ(Attach("alone", "app", 1)->first_gpu(), "GPU-a");
+  EXPECT_EQ(start("alone", 10, 1, 0)->gpus.front(), "GPU-a") << "the container may restart";
+  EXPECT_EQ(Attach("alone", "app", 1)->gpus.front(), "GPU-a");
 
   const Result<Binding> joins = Start("joins", 20, 5);
   ASSERT_FALSE(joins);
@@ -362,7 +362,7 @@ TEST_F(BookTest, SickAndDrainedGpusAreNobodysOwn) {
                  {.uuid = "GPU-b", .units = 6, .tokens = 4, .drained = "a fan is loud"}});
   EXPECT_THAT(book_.Unhealthy(Resource::kExclusive, Ids('x', 0, 2)), SizeIs(1));
   now_.Add(OwnerNamed("alone", "gpushm"), Resource::kExclusive, Ids('x', 1, 1));
-  ASSERT_EQ(Start("alone", 0, 2)->first_gpu(), "GPU-a");
+  ASSERT_EQ(Start("alone", 0, 2)->gpus.front(), "GPU-a");
   EXPECT_EQ(book_.Unhealthy(Resource::kExclusive, Ids('x', 0, 2)), Ids('x', 0, 1));
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4, .healthy = false},
                  {.uuid = "GPU-b", .units = 6, .tokens = 4}});
@@ -375,7 +375,7 @@ TEST_F(BookTest, RestoredBindingsCount) {
   ASSERT_TRUE(Start("pod", 0, 7));
   for (const Binding& binding : book_.bindings()) later.Restore(binding);
   EXPECT_EQ(later.FreeUnits("GPU-a"), 3u);
-  EXPECT_EQ(later.Bind(Resource::kMemory, Ids('m', 0, 7), now_)->first_gpu(), "GPU-a");
+  EXPECT_EQ(later.Bind(Resource::kMemory, Ids('m', 0, 7), now_)->gpus.front(), "GPU-a");
 }
 
 // It would see two GPUs, and its pod's buffers are on only one of them.

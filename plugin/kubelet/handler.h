@@ -16,18 +16,13 @@ class Handler {
 
   // A container is admitted with these IDs. The kubelet waits without a deadline and admits no
   // other pod meanwhile, so this must take milliseconds only. If it returns an error, the pod fails
-  // permanently. The answer, CDI names such as "gpushm.io/memory=m0000", is kept by the kubelet over
-  // restarts and reboots, and never requested again.
+  // permanently. The answer, CDI names such as "gpushm.io/memory=m0000", is kept by the kubelet
+  // over restarts and reboots, and never requested again.
   virtual Result<std::vector<std::string>> Allocate(Resource resource, const DeviceIds& ids) = 0;
 
   // Called before each start of that container; must return within 30 s. An error keeps the
   // container waiting, with its text in the pod's events, and the kubelet tries again.
   virtual Result<void> PreStart(Resource resource, const DeviceIds& ids) = 0;
-
-  // Which of `available` the next Allocate of `count` IDs should get, including those of
-  // `must_include`. A hint. Called only if Options::prefers is set.
-  virtual DeviceIds Prefer(Resource resource, const DeviceIds& available,
-                           const DeviceIds& must_include, size_t count) = 0;
 };
 
 }  // namespace gpushm::plugin::kubelet

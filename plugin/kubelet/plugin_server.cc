@@ -98,7 +98,6 @@ class PluginServer::Service final
   grpc::Status GetDevicePluginOptions(grpc::ServerContext*, const api::Empty*,
                                       api::DevicePluginOptions* options) override {
     options->set_pre_start_required(true);
-    options->set_get_preferred_allocation_available(config_.prefers);
     return grpc::Status::OK;
   }
 
@@ -131,27 +130,6 @@ class PluginServer::Service final
       const Result<DeviceIds> ids = Known(request->devices_ids());
       if (!ids) return std::unexpected(ids.error());
       return handler_->PreStart(config_.resource, *ids);
-    });
-  }
-
-  grpc::Status GetPreferredAllocation(grpc::ServerContext* call,
-                                      const api::PreferredAllocationRequest* request,
-                                      api::PreferredAllocationResponse* response) override {
-    if (!config_.prefers)
-      return {grpc::StatusCode::UNIMPLEMENTED, "gpushm has no preferred device IDs"};
-    const auto forward = [&](api::DevicePlugin::Stub* successor, grpc::ClientContext* context) {
-      return successor->GetPreferredAllocation(context, *request, response);
-    };
-    return Timed(CallRecord::Kind::kPrefer, call, forward, [&]() -> Result<void> {
-      for (const auto& container : request->container_requests()) {
-        const DeviceIds chosen =
-            handler_->Prefer(config_.resource, ToIds(container.available_deviceids()),
-                             ToIds(container.must_include_deviceids()),
-                             static_cast<size_t>(std::max(container.allocation_size(), 0)));
-        auto* const to = response->add_container_responses();
-        for (const std::string& id : chosen) to->add_deviceids(id);
-      }
-      return {};
     });
   }
 

@@ -34,7 +34,7 @@ struct Advertised {
 
 // One answered call, for histograms.
 struct CallRecord {
-  enum class Kind { kAllocate, kPreStart, kPrefer };
+  enum class Kind { kAllocate, kPreStart };
   Kind kind;
   Resource resource;
   int64_t ns;
@@ -46,8 +46,7 @@ class PluginServer {
  public:
   struct Config {
     Resource resource = Resource::kMemory;
-    bool prefers = false;  // GetPreferredAllocation is offered.
-    OnCall on_call;        // May be empty.
+    OnCall on_call;  // May be empty.
     // Called after each change with the number of open streams.
     std::function<void(size_t open)> on_streams;
   };

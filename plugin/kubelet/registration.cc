@@ -209,7 +209,6 @@ class Registration::Registrar {
     line->worker = std::make_unique<Worker>();
     PluginServer::Config config;
     config.resource = resource;
-    config.prefers = options_.prefers;
     config.on_call = options_.on_call;
     config.on_streams = [this, line](size_t open) {
       loop_->Post([this, line, open] { OnStreams(line, open); });
@@ -350,7 +349,6 @@ class Registration::Registrar {
     request.message.set_endpoint(line->file);
     request.message.set_resource_name(line->name);
     request.message.mutable_options()->set_pre_start_required(true);
-    request.message.mutable_options()->set_get_preferred_allocation_available(options_.prefers);
     line->worker->Run(
         [this, line, request = std::move(request), call = line->call, attempt = ++line->attempt] {
           loop_->Post([this, line, attempt, done = CallRegister(request, call.get())] {

@@ -102,9 +102,8 @@ class Registration {
         {"gpushm-memory", "gpushm-attach", "gpushm-exclusive", "gpushm-gpus", "gpushm-nvlink"}};
     bool beside = false;  // Whether another plugin hands over to this one.
     ResourceNames names = {};
-    bool prefers = false;  // Whether the Handler's Prefer is offered to the kubelet.
-    bool inotify = true;   // False: inotify does not work; checks every poll_blind_ms instead.
-    OnCall on_call = {};   // For histograms; any thread. May be empty.
+    bool inotify = true;  // False: inotify does not work; checks every poll_blind_ms instead.
+    OnCall on_call = {};  // For histograms; any thread. May be empty.
     Times times = {};
   };
 

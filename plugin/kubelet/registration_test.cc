@@ -81,7 +81,6 @@ class NoHandler final : public Handler {
     return std::vector<std::string>();
   }
   Result<void> PreStart(Resource, const DeviceIds&) override { return {}; }
-  DeviceIds Prefer(Resource, const DeviceIds&, const DeviceIds&, size_t) override { return {}; }
 };
 
 TEST_F(RegistrationTest, RegistersAllResources) {
@@ -106,7 +105,6 @@ TEST_F(RegistrationTest, RegistersNothingThatWasNotAdvertised) {
 }
 
 TEST_F(RegistrationTest, SaysInOptionsWhatItWants) {
-  options.prefers = true;
   StartPlugin();
   const std::string socket =
       Concat(options.folder, "/", options.sockets[Resource::kMemory], ".sock");
@@ -115,7 +113,6 @@ TEST_F(RegistrationTest, SaysInOptionsWhatItWants) {
   api::DevicePluginOptions answer;
   ASSERT_TRUE(RawClient(socket).Options(&answer).ok());
   EXPECT_TRUE(answer.pre_start_required());
-  EXPECT_TRUE(answer.get_preferred_allocation_available());
 }
 
 TEST_F(RegistrationTest, WaitsForAFolderThatIsNotThereYet) {
@@ -409,15 +406,6 @@ TEST_F(RegistrationTest, ShowsTheRemedyInThePodsEvents) {
             "free block is 1 GiB: the container starts when there is room");
   room = true;
   EXPECT_TRUE(kubelet->WaitRunning(uid, Soon()));
-}
-
-TEST_F(RegistrationTest, PrefersWhereAsked) {
-  options.prefers = true;
-  StartKubelet();
-  StartPlugin();
-  ASSERT_TRUE(Usable());
-  const PodStatus status = kubelet->StatusOf(kubelet->AddPod(SharingPod("pod", 2)));
-  EXPECT_THAT(status.containers.at("gpushm").ids.at(kMemory), ElementsAre("m0006", "m0007"));
 }
 
 TEST_F(RegistrationTest, TimesEveryCall) {

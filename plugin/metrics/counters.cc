@@ -35,10 +35,9 @@ Counters::Counters() : broker_ready_(kReadySeconds) {
 
 void Counters::Note(const kubelet::CallRecord& record) {
   const std::lock_guard lock(mutex_);
-  const auto calls = calls_.find({record.kind, record.resource});
-  if (calls == calls_.end()) return;  // kPrefer is only a hint.
-  calls->second.seconds.Observe(static_cast<double>(record.ns) * 1e-9);
-  if (record.error) ++calls->second.errors[*record.error];
+  Calls& calls = calls_.at({record.kind, record.resource});
+  calls.seconds.Observe(static_cast<double>(record.ns) * 1e-9);
+  if (record.error) ++calls.errors[*record.error];
 }
 
 void Counters::WriteCalls(Kind kind, Metric total, Metric errors, Metric seconds,

@@ -80,9 +80,8 @@ std::map<std::string, Ids> DeviceBook::Healthy() const {
 Result<std::optional<std::vector<std::string>>> DeviceBook::Reserve(const Holder& holder,
                                                                     const std::string& resource,
                                                                     size_t count,
-                                                                    bool already_running,
-                                                                    const Prefer& prefer) {
-  std::unique_lock lock(mutex_);
+                                                                    bool already_running) {
+  const std::lock_guard lock(mutex_);
   const auto& held = held_[holder];
   const auto had = held.find(resource);
   const Ids before = had == held.end() ? Ids() : had->second.ids;
@@ -122,13 +121,7 @@ Result<std::optional<std::vector<std::string>>> DeviceBook::Reserve(const Holder
     return Fail(Code::kExhausted,
                 Concat("requested number of devices unavailable for ", resource,
                        ". Requested: ", needed, ", Available: ", available.size()));
-  Ids offered = available;
-  offered.insert(chosen.begin(), chosen.end());
-  lock.unlock();
-  const Result<Ids> preferred = prefer(offered, chosen);
-  lock.lock();
-  if (!preferred) return std::unexpected(preferred.error());
-  if (take(Both(*preferred, available)) || take(available)) return answer();
+  if (take(available)) return answer();
   return Fail(Code::kInternal, "unexpectedly allocated less resources than required");
 }
 

@@ -38,9 +38,6 @@ struct Holder {
 
 class DeviceBook {
  public:
-  // Calls the plugin's GetPreferredAllocation for `available`.
-  using Prefer = std::function<Result<Ids>(const Ids& available, const Ids& must_include)>;
-
   explicit DeviceBook(uint32_t seed) : random_(seed) {}
 
   // A message of ListAndWatch.
@@ -61,8 +58,7 @@ class DeviceBook {
   // them or runs. The texts of failures are the kubelet's.
   Result<std::optional<std::vector<std::string>>> Reserve(const Holder& holder,
                                                           const std::string& resource, size_t count,
-                                                          bool already_running,
-                                                          const Prefer& prefer);
+                                                          bool already_running);
   void Insert(const Holder& holder, const std::string& resource,
               const std::vector<std::string>& ids, Answer answer);
   // After an Allocate that failed.

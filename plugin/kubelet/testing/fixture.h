@@ -33,7 +33,7 @@ using gpushm::testing::TempFolder;
 class RecordingHandler : public Handler {
  public:
   struct Call {
-    std::string kind;  // "allocate", "prestart", "prefer"
+    std::string kind;  // "allocate", "prestart"
     Resource resource;
     DeviceIds ids;
   };
@@ -47,15 +47,6 @@ class RecordingHandler : public Handler {
   Result<void> PreStart(Resource resource, const DeviceIds& ids) override {
     Note("prestart", resource, ids);
     return on_pre_start ? on_pre_start(resource, ids) : Result<void>();
-  }
-  // The last ones, which no other code would choose by chance.
-  DeviceIds Prefer(Resource resource, const DeviceIds& available, const DeviceIds& must_include,
-                   size_t count) override {
-    Note("prefer", resource, available);
-    DeviceIds chosen = must_include;
-    for (auto id = available.rbegin(); id != available.rend() && chosen.size() < count; ++id)
-      chosen.insert(*id);
-    return chosen;
   }
 
   std::vector<Call> calls() const {

@@ -39,7 +39,6 @@ class OtherPlugin : public Handler {
     return std::vector<std::string>();
   }
   Result<void> PreStart(Resource, const DeviceIds&) override { return {}; }
-  DeviceIds Prefer(Resource, const DeviceIds&, const DeviceIds&, size_t) override { return {}; }
 
  private:
   std::unique_ptr<Registration> registration_;

@@ -91,8 +91,7 @@ Result<PluginClient::PluginOptions> PluginClient::GetOptions() {
   api::DevicePluginOptions options;
   const grpc::Status status = (*link)->stub->GetDevicePluginOptions(&context, {}, &options);
   if (!status.ok()) return FailAsGo(status);
-  return PluginOptions{.pre_start = options.pre_start_required(),
-                       .prefers = options.get_preferred_allocation_available()};
+  return PluginOptions{.pre_start = options.pre_start_required()};
 }
 
 void PluginClient::Run(
@@ -164,24 +163,6 @@ Result<void> PluginClient::PreStart(const std::vector<std::string>& ids, int64_t
   const grpc::Status status = (*link)->stub->PreStartContainer(&context, request, &response);
   if (!status.ok()) return FailAsGo(status);
   return {};
-}
-
-Result<Ids> PluginClient::Prefer(const Ids& available, const Ids& must_include, size_t count) {
-  const auto link = Connection();
-  if (!link) return std::unexpected(link.error());
-  grpc::ClientContext context;
-  SetDeadline(&context, kForeverMs);
-  api::PreferredAllocationRequest request;
-  auto* const container = request.add_container_requests();
-  for (const std::string& id : available) container->add_available_deviceids(id);
-  for (const std::string& id : must_include) container->add_must_include_deviceids(id);
-  container->set_allocation_size(static_cast<int32_t>(count));
-  api::PreferredAllocationResponse response;
-  const grpc::Status status = (*link)->stub->GetPreferredAllocation(&context, request, &response);
-  if (!status.ok()) return FailAsGo(status);
-  if (response.container_responses().empty()) return Ids();
-  const auto& chosen = response.container_responses(0).deviceids();
-  return Ids(chosen.begin(), chosen.end());
 }
 
 }  // namespace gpushm::plugin::kubelet::testing

@@ -21,7 +21,6 @@ class PluginClient {
  public:
   struct PluginOptions {
     bool pre_start = false;
-    bool prefers = false;
   };
 
   PluginClient(std::string resource, std::string socket);
@@ -45,7 +44,6 @@ class PluginClient {
 
   Result<Answer> Allocate(const std::vector<std::string>& ids);
   Result<void> PreStart(const std::vector<std::string>& ids, int64_t wait_ms);
-  Result<Ids> Prefer(const Ids& available, const Ids& must_include, size_t count);
 
  private:
   struct Grpc;

@@ -384,13 +384,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
       // Extended resources that the node does not have are left to the scheduler.
       if (!book_.IsKnown(resource)) continue;
       if (!std::exchange(updated, true)) UpdateAllocated();
-      const auto prefer = [&](const Ids& available, const Ids& must) -> Result<Ids> {
-        const auto endpoint = table_.Find(resource);
-        if (!endpoint || !endpoint->client || !endpoint->options.prefers) return Ids();
-        return endpoint->client->Prefer(available, must, count);
-      };
-      const auto ids =
-          book_.Reserve(holder, resource, count, RunsAlready(uid, container.name), prefer);
+      const auto ids = book_.Reserve(holder, resource, count, RunsAlready(uid, container.name));
       if (!ids) return std::unexpected(ids.error());
       if (!*ids) continue;
       const auto endpoint = table_.Find(resource);
