@@ -93,9 +93,7 @@ struct TransferRequest {
   Wait wait;
 };
 
-// `raw`: for a program of version 0.1, which knows no formats.
-Result<TransferRequest> ReadTransfer(bool raw, const char* path,
-                                     const gpushm_transfer_options* options,
+Result<TransferRequest> ReadTransfer(const char* path, const gpushm_transfer_options* options,
                                      const gpushm_transfer_result* result) {
   if (path == nullptr && options == nullptr) {
     return Fail(Code::kInvalidArgument, "path is NULL and transfer_options is NULL",
@@ -146,7 +144,7 @@ Result<TransferRequest> ReadTransfer(bool raw, const char* path,
                                       : given->threads == 0 ? UsefulHelpers()
                                                             : given->threads,
                            .whole = given->whole != 0,
-                           .format = raw ? Format::kRaw : static_cast<Format>(given->format),
+                           .format = static_cast<Format>(given->format),
                            .progress = {}};
   if (given->progress != nullptr) {
     transfer.progress = [progress = given->progress, user = given->user](uint64_t done_bytes,
@@ -172,10 +170,10 @@ void WriteResult(const TransferOutcome& moved, gpushm_transfer_result* result) {
   WriteInfo(filled, result, result->struct_size);
 }
 
-Result<void> Transfer(bool save, bool raw, Client& client, const char* name, const char* path,
+Result<void> Transfer(bool save, Client& client, const char* name, const char* path,
                       const gpushm_transfer_options* options, gpushm_transfer_result* result) {
   if (name == nullptr) return CheckArgument(false, "name is NULL");
-  const auto request = ReadTransfer(raw, path, options, result);
+  const auto request = ReadTransfer(path, options, result);
   if (!request) return std::unexpected(request.error());
   const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
   if (auto valid = protocol::CheckName(text, "name"); !valid) return valid;
@@ -196,7 +194,7 @@ gpushm_status TransferAttached(bool save, gpushm_attachment* attachment, const c
   if (a == nullptr) return RememberWhyNot(HandleKind::kAttachment, attachment);
   Client& client = *a->facts().client;
   return Enter(&client, [&]() -> Result<void> {
-    const auto request = ReadTransfer(/*raw=*/false, path, options, result);
+    const auto request = ReadTransfer(path, options, result);
     if (!request) return std::unexpected(request.error());
     const auto moved = save ? client.Save(a, request->file, request->options, request->wait)
                             : client.Load(a, request->file, request->options, request->wait);
@@ -328,16 +326,14 @@ gpushm_status gpushm_delete(gpushm_client* client, const char* name,
 
 gpushm_status gpushm_load(gpushm_client* client, const char* name, const char* path,
                           const gpushm_transfer_options* options, gpushm_transfer_result* result) {
-  return gc::EnterClient(client, [&](gc::Client& c) {
-    return gc::Transfer(false, false, c, name, path, options, result);
-  });
+  return gc::EnterClient(
+      client, [&](gc::Client& c) { return gc::Transfer(false, c, name, path, options, result); });
 }
 
 gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
                           const gpushm_transfer_options* options, gpushm_transfer_result* result) {
-  return gc::EnterClient(client, [&](gc::Client& c) {
-    return gc::Transfer(true, false, c, name, path, options, result);
-  });
+  return gc::EnterClient(
+      client, [&](gc::Client& c) { return gc::Transfer(true, c, name, path, options, result); });
 }
 
 gpushm_status gpushm_attachment_load(gpushm_attachment* attachment, const char* path,
@@ -350,28 +346,6 @@ gpushm_status gpushm_attachment_save(gpushm_attachment* attachment, const char* 
                                      const gpushm_transfer_options* options,
                                      gpushm_transfer_result* result) {
   return gc::TransferAttached(true, attachment, path, options, result);
-}
-
-// Version 0.1 of gpushm_load and gpushm_save (shared_library.cc): each file is a sequence of bytes.
-gpushm_status gpushm_load_0_1(gpushm_client* client, const char* name, const char* path,
-                              const gpushm_transfer_options* options,
-                              gpushm_transfer_result* result);
-gpushm_status gpushm_save_0_1(gpushm_client* client, const char* name, const char* path,
-                              const gpushm_transfer_options* options,
-                              gpushm_transfer_result* result);
-gpushm_status gpushm_load_0_1(gpushm_client* client, const char* name, const char* path,
-                              const gpushm_transfer_options* options,
-                              gpushm_transfer_result* result) {
-  return gc::EnterClient(client, [&](gc::Client& c) {
-    return gc::Transfer(false, true, c, name, path, options, result);
-  });
-}
-gpushm_status gpushm_save_0_1(gpushm_client* client, const char* name, const char* path,
-                              const gpushm_transfer_options* options,
-                              gpushm_transfer_result* result) {
-  return gc::EnterClient(client, [&](gc::Client& c) {
-    return gc::Transfer(true, true, c, name, path, options, result);
-  });
 }
 
 }  // extern "C"

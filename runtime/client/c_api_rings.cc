@@ -101,7 +101,7 @@ Result<void> BeginInto(gpushm_frame* out, int64_t timeout_ms, Begin begin) {
   });
 }
 
-// The part of a frame that an end call needs. Programs built for version 0.1 have no more.
+// The part of a frame that an end call needs.
 constexpr size_t kFrameBytes = offsetof(gpushm_frame, hold) + sizeof(gpushm_frame::hold);
 
 // The frame that BeginInto filled, in this library's layout. The library checks the fields that the

@@ -172,7 +172,7 @@ TEST(Transfers, TellTheWayAndThePartOfTheLink) {
   result.elapsed_ns = kSecond / 2;
   EXPECT_EQ(TransferLine("loaded", "f", "w", result),
             "loaded f to w: 8Gi in 500ms, 16.0 GiB/s, in this process, auto\n")
-      << "by an older broker nothing more is known";
+      << "nothing more is known";
   result.file_method = GPUSHM_FILE_DIRECT;
   result.file_reason = GPUSHM_FILE_REASON_NOT_IN_CACHE;
   result.moving_ns = kSecond / 4;

@@ -191,27 +191,18 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
 }
 
 void AddOptions(CLI::App* command, Arguments* arguments) {
-  const CLI::IsMember methods({"auto", "here", "broker"});
-  const CLI::IsMember file_methods({"auto", "page-cache", "direct", "gds"});
   command
       ->add_option("--method", arguments->method,
                    "Who moves the bytes: here (this process, "
                    "which needs the GPU), broker (a child of the broker), or auto")
-      ->check(methods)
+      ->check(CLI::IsMember({"auto", "here", "broker"}))
       ->capture_default_str();
   command
       ->add_option("--file-method", arguments->file_method,
                    "How the file is read or written: page-cache, direct (O_DIRECT), gds (GPUDirect "
                    "Storage), or auto")
-      ->check(file_methods)
+      ->check(CLI::IsMember({"auto", "page-cache", "direct", "gds"}))
       ->capture_default_str();
-  // The names of version 0.1, for scripts. No group: neither help nor completion shows them.
-  command->add_option("--way", arguments->method, "Former name of --method")
-      ->check(methods)
-      ->group("");
-  command->add_option("--file-way", arguments->file_method, "Former name of --file-method")
-      ->check(file_methods)
-      ->group("");
   AddBytesOption(command, "--chunk", &arguments->chunk_bytes,
                  "Size of each pinned chunk, 1Mi to 1Gi (default 16Mi, less for small files)");
   command->add_option("--chunks", arguments->chunks, "Number of pinned chunks, 2 to 16 (default 3)")

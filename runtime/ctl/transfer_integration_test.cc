@@ -16,8 +16,7 @@ TEST_F(CtlTest, MovesFilesEitherWay) {
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
   const std::string file = WriteFile("model", 8 << 20);
   for (const std::string way : {"here", "broker"}) {
-    // "--way" is the option's name in version 0.1.
-    const Output loaded = Ctl({"load", file, "weights", "--way", way, "--chunk", "1Mi"});
+    const Output loaded = Ctl({"load", file, "weights", "--method", way, "--chunk", "1Mi"});
     EXPECT_EQ(loaded.code, 0) << loaded.err;
     EXPECT_THAT(loaded.out, HasSubstr(way == "here" ? "in this process" : "by the broker"));
     EXPECT_EQ(loaded.err, "") << "no progress bar without a terminal";

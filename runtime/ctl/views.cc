@@ -504,7 +504,7 @@ std::string InfoJson(const gpushm_info& info) { return JsonText(InfoOf(info)); }
 
 namespace {
 
-// The time in which bytes moved. An older broker reports only the whole time.
+// The time in which bytes moved; the whole time if none did.
 int64_t MovingNs(const gpushm_transfer_result& result) {
   return result.moving_ns > 0 ? result.moving_ns : result.elapsed_ns;
 }

@@ -12,7 +12,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 HEADERS = HERE.parent.parent / "runtime" / "include" / "gpushm"
 # For each released node, the file with its symbols. A release adds a line.
-RELEASED = {"GPUSHM_0.1": "symbols_0_1.txt", "GPUSHM_1.0": "symbols_1_0.txt"}
+RELEASED = {"GPUSHM_1.0": "symbols_1_0.txt"}
 
 
 def exported(library):

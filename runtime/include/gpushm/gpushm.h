@@ -185,11 +185,10 @@ typedef struct gpushm_info {
   char creator[GPUSHM_NAME_BYTES]; /* The container that made it; "" if an annotation did. */
   /* Number of bytes, from the start, that are content. The last load sets it, or
    * gpushm_attachment_set_content. If nothing set it, as in each new generation and in offered
-   * memory, it is size_bytes. While LOADING and if FAILED, it is loaded_bytes. A library of version
-   * 0.1 leaves it 0. */
+   * memory, it is size_bytes. While LOADING and if FAILED, it is loaded_bytes. */
   uint64_t content_bytes;
   /* Of the generation's description (gpushm_description_open). 0: it has none, or its content is
-   * LOADING or FAILED, or the library or the broker is older than version 1.0. */
+   * LOADING or FAILED. */
   uint64_t description_bytes;
   uint32_t gpu;      /* Number of the GPU, among those of the pod, that holds the bytes. */
   uint32_t reserved; /* 0. */
@@ -424,9 +423,7 @@ typedef struct gpushm_create_options {
    * If this process ends before that, it is deleted. 0: they see it at once, zeroed. */
   uint32_t unpublished;
   int64_t timeout_ms;
-  /* Number of the GPU among the pod's, for gpushm_create; 0 is the first. Another than 0 is
-   * UNSUPPORTED by a sidecar of version 0.1. */
-  uint32_t gpu;
+  uint32_t gpu;   /* Number of the GPU among the pod's, for gpushm_create; 0 is the first. */
   uint32_t exist; /* gpushm_exist, for gpushm_create. */
   /* What the content is, for a later version that compares it when a buffer is attached. All 0: not
    * said. Anything else is UNSUPPORTED. */
@@ -466,8 +463,7 @@ GPUSHM_API gpushm_status gpushm_attachment_publish(gpushm_attachment* attachment
  * ended. The buffer is READY afterwards, whatever its state was. The call waits
  * GPUSHM_DEFAULT_TIMEOUT_MS at most.
  * Errors: INVALID_ARGUMENT (more than the buffer's size), DENIED (attached for reading), BUSY
- * (another process loads it), STALE, ORPHANED, TIMEOUT, UNAVAILABLE, UNSUPPORTED (not published,
- * and the broker is older than version 1.0). */
+ * (another process loads it), STALE, ORPHANED, TIMEOUT, UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_attachment_set_content(gpushm_attachment* attachment,
                                                        uint64_t content_bytes);
 
@@ -488,8 +484,8 @@ GPUSHM_API gpushm_status gpushm_attachment_set_content(gpushm_attachment* attach
  * Waits GPUSHM_DEFAULT_TIMEOUT_MS at most.
  * Errors: INVALID_ARGUMENT (size_bytes is 0 or too large), DENIED (attached for reading),
  * ALREADY_EXISTS (published, and has its description: replace the buffer), BUSY (another process
- * loads it), EXHAUSTED (256 MiB of descriptions in the pod), STALE, ORPHANED, UNSUPPORTED (the
- * broker is older than version 1.0), TIMEOUT, UNAVAILABLE. */
+ * loads it), EXHAUSTED (256 MiB of descriptions in the pod), STALE, ORPHANED, TIMEOUT, UNAVAILABLE.
+ */
 GPUSHM_API gpushm_status gpushm_attachment_set_description(gpushm_attachment* attachment,
                                                            const void* data, uint64_t size_bytes);
 
@@ -508,8 +504,7 @@ typedef struct gpushm_description_options {
  * generation or the client is gone.
  * A generation without a description is no error: gpushm_description_size is 0 then.
  * Errors: NOT_FOUND or LOADING (with GPUSHM_DONT_WAIT), TIMEOUT, DENIED, STALE (no such
- * generation any more), CORRUPT, UNSUPPORTED (the broker is older than version 1.0), UNAVAILABLE,
- * and the buffer's own failure to load. */
+ * generation any more), CORRUPT, UNAVAILABLE, and the buffer's own failure to load. */
 GPUSHM_API gpushm_status gpushm_description_open(gpushm_client* client, const char* name,
                                                  const gpushm_description_options* options,
                                                  gpushm_description** description);
@@ -546,8 +541,7 @@ typedef struct gpushm_offer_result {
   uint32_t copied;       /* 1: other processes see a copy. */
   uint64_t copied_bytes; /* 0 unless copied. */
   int64_t copy_ns;       /* Time of the copy. */
-  /* The others are 0 with a library of version 0.1. */
-  uint64_t generation; /* For gpushm_offer_state. */
+  uint64_t generation;   /* For gpushm_offer_state. */
   /* Bytes that processes which attach it map: the whole allocations in which the range lies, or
    * the copy. What else lies in them is within their reach, see gpushm_offer. */
   uint64_t mapped_bytes;
@@ -560,8 +554,7 @@ typedef struct gpushm_offer_result {
  * transport cuipc and for a copy.
  * - Memory of cuMemCreate that allows POSIX descriptors has transport vmm. It stays if this process
  *   ends. The range may lie within an allocation, or in up to 256 that are mapped side by side, as
- *   torch's expandable segments are; other processes map all of them, also side by side. A sidecar
- *   of version 0.1 shares whole allocations only.
+ *   torch's expandable segments are; other processes map all of them, also side by side.
  * - Memory of cuMemAlloc or cudaMalloc has transport cuipc. Other processes need another PID number
  *   than this one. The buffer ends with this process, and the memory must not be freed before
  *   gpushm_delete.
@@ -638,7 +631,7 @@ typedef enum gpushm_file_method {
 
 /* Why the library or the broker chose that method. */
 typedef enum gpushm_file_reason {
-  GPUSHM_FILE_REASON_UNKNOWN = 0,      /* The broker is older. */
+  GPUSHM_FILE_REASON_UNKNOWN = 0,      /* Not known. */
   GPUSHM_FILE_REASON_ASKED = 1,        /* The options requested it. */
   GPUSHM_FILE_REASON_SMALL = 2,        /* Below 256 MiB. */
   GPUSHM_FILE_REASON_IN_CACHE = 3,     /* At least half of it was in the page cache. */
@@ -652,7 +645,7 @@ typedef enum gpushm_file_reason {
 typedef enum gpushm_format {
   /* To load: TENSORS for a path that ends in ".safetensors" or ".safetensors.index.json", and for a
    * folder; RAW for every other path and for a descriptor. To save: TENSORS if the buffer has
-   * tensors and a path is given. Programs built for 0.1 always get RAW. */
+   * tensors and a path is given. */
   GPUSHM_FORMAT_AUTO = 0,
   GPUSHM_FORMAT_RAW = 1, /* The file as it is. */
   /* The tensors of a safetensors file, of the shards that an index names, or of a folder with
@@ -662,8 +655,7 @@ typedef enum gpushm_format {
   GPUSHM_FORMAT_TENSORS = 2
 } gpushm_format;
 
-/* For gpushm_transfer_options.threads: the calling thread alone. Libraries of version 0.1 start
- * none with 0, and refuse this. */
+/* For gpushm_transfer_options.threads: the calling thread alone. */
 #define GPUSHM_NO_THREADS 0xffffffffu
 
 typedef struct gpushm_transfer_options {
@@ -703,7 +695,7 @@ typedef struct gpushm_transfer_result {
   uint32_t file_method; /* gpushm_file_method: CACHED, DIRECT, STREAM or GDS. */
   uint32_t file_reason; /* gpushm_file_reason */
   /* Of it, from the first byte to the last: without connecting, making a context, pinning memory,
-   * measuring the link and fsync. 0: a broker of an older version. */
+   * measuring the link and fsync. */
   int64_t moving_ns;
   /* What pinned memory and this GPU do in this direction with nothing else to do: measured with the
    * first chunk of at least 16 MiB, once in a client's life, in a few ms. 0: not measured. */
@@ -720,8 +712,7 @@ GPUSHM_API gpushm_status gpushm_load(gpushm_client* client, const char* name, co
                                      gpushm_transfer_result* result);
 
 /* Writes a buffer's content to a file, which is replaced as a whole when it is complete. `path`
- * NULL: to options->descriptor, in order. A broker older than version 1.0, where it moves the bytes
- * (GPUSHM_TRANSFER_BROKER), writes all of the buffer. */
+ * NULL: to options->descriptor, in order. */
 GPUSHM_API gpushm_status gpushm_save(gpushm_client* client, const char* name, const char* path,
                                      const gpushm_transfer_options* options,
                                      gpushm_transfer_result* result);
@@ -749,10 +740,9 @@ GPUSHM_API gpushm_status gpushm_save(gpushm_client* client, const char* name, co
  * detach or advance the attachment during the call. `options` and `result` are as for gpushm_load;
  * no time is spent on waiting for a buffer.
  * Errors: INVALID_ARGUMENT (also: the content does not fit), NOT_FOUND (no such file), DENIED
- * (attached for reading), UNSUPPORTED (GPUSHM_TRANSFER_BROKER; transport cuipc; not published, and
- * the broker is older than version 1.0), BUSY (another load of it is running, or `progress` stopped
- * it), CORRUPT, STALE (published, and replaced since), ORPHANED, EXHAUSTED, TIMEOUT, DRIVER,
- * SYSTEM, UNAVAILABLE. */
+ * (attached for reading), UNSUPPORTED (GPUSHM_TRANSFER_BROKER; transport cuipc), BUSY (another
+ * load of it is running, or `progress` stopped it), CORRUPT, STALE (published, and replaced since),
+ * ORPHANED, EXHAUSTED, TIMEOUT, DRIVER, SYSTEM, UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_attachment_load(gpushm_attachment* attachment, const char* path,
                                                 const gpushm_transfer_options* options,
                                                 gpushm_transfer_result* result);
@@ -768,11 +758,6 @@ GPUSHM_API gpushm_status gpushm_attachment_save(gpushm_attachment* attachment, c
 
 #ifdef __cplusplus
 } /* extern "C" */
-#endif
-
-/* The names of version 0.1, marked as deprecated. Define GPUSHM_NO_DEPRECATED to leave them out. */
-#ifndef GPUSHM_NO_DEPRECATED
-#include "deprecated.h"
 #endif
 
 #endif /* GPUSHM_GPUSHM_H_ */

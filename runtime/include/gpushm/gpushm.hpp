@@ -38,11 +38,6 @@
 namespace gpushm {
 inline namespace v0 {
 
-#ifndef GPUSHM_NO_DEPRECATED
-template <typename T>
-using Expected [[deprecated("use gpushm::Result")]] = Result<T>;
-#endif
-
 /// A view of values that lie in a row: what std::span is, which C++17 does not have. It converts
 /// from arrays, std::vector, std::array and std::span.
 template <typename T>
@@ -246,9 +241,6 @@ class Attachment {
 
   /// GPUSHM_OK, GPUSHM_STALE or GPUSHM_ORPHANED. One load, no system call.
   gpushm_status Check() const { return gpushm_attachment_check(handle_); }
-#ifndef GPUSHM_NO_DEPRECATED
-  [[deprecated("use Check")]] gpushm_status Current() const { return Check(); }
-#endif
   Result<AttachmentInfo> GetInfo() const {
     auto info = detail::Sized<AttachmentInfo>();
     if (gpushm_attachment_get_info(handle_, &info) != GPUSHM_OK) {
@@ -414,14 +406,6 @@ class Client {
     if (gpushm_broker_get_info(handle_, &info) != GPUSHM_OK) return Error::Last();
     return info;
   }
-
-#ifndef GPUSHM_NO_DEPRECATED
-  [[deprecated("use ListHolders")]] Result<std::vector<Holder>> Holders(
-      const std::string& name = {}) const {
-    return ListHolders(name);
-  }
-  [[deprecated("use GetBrokerInfo")]] Result<BrokerInfo> Broker() const { return GetBrokerInfo(); }
-#endif
 
   // ---- attaching and making
 

@@ -92,8 +92,8 @@ typedef struct gpushm_signal_options {
  * sees no GPU can wait on the host. That memory is the buffer "<name>-signal".
  * Errors: TIMEOUT; NOT_FOUND and BUSY (its writer lives) with GPUSHM_DONT_WAIT; DENIED;
  * INVALID_ARGUMENT (the name is that of a buffer, or "<name>-signal" is taken); EXHAUSTED
- * (docs/reference/limits.md, or the pool); UNSUPPORTED (the sidecar is older, or lacks the host
- * memory that it needs when the writer of a signal in device memory ends); UNAVAILABLE. */
+ * (docs/reference/limits.md, or the pool); UNSUPPORTED (the sidecar lacks the host memory
+ * that it needs when the writer of a signal in device memory ends); UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_signal_open(gpushm_client* client, const char* name,
                                             const gpushm_signal_options* options,
                                             gpushm_signal** signal);
@@ -189,7 +189,7 @@ typedef struct gpushm_barrier_options {
 /* Takes part in a barrier. It does not wait for the other participants, and needs no GPU.
  * Errors: TIMEOUT, or BUSY with GPUSHM_DONT_WAIT (all participants have joined, and live);
  * INVALID_ARGUMENT (another number of participants, or the name is that of something else); DENIED;
- * EXHAUSTED (docs/reference/limits.md); UNSUPPORTED (the sidecar is older); UNAVAILABLE. */
+ * EXHAUSTED (docs/reference/limits.md); UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_barrier_open(gpushm_client* client, const char* name,
                                              const gpushm_barrier_options* options,
                                              gpushm_barrier** barrier);
@@ -322,8 +322,7 @@ typedef struct gpushm_ring_options {
  * each rounded up to 512). Their state is the sync page "<name>-ring". When no process has the ring
  * open any more, both are deleted, except for a buffer that existed before.
  * Errors: TIMEOUT; NOT_FOUND and BUSY with GPUSHM_DONT_WAIT; EXHAUSTED (the pool, or all places of
- * readers are taken); DENIED; INVALID_ARGUMENT; UNSUPPORTED (the sidecar is older, or `type` is
- * set). */
+ * readers are taken); DENIED; INVALID_ARGUMENT; UNSUPPORTED (`type` is set). */
 GPUSHM_API gpushm_status gpushm_ring_open(gpushm_client* client, const char* name,
                                           const gpushm_ring_options* options, gpushm_ring** ring);
 
@@ -459,11 +458,6 @@ GPUSHM_API gpushm_status gpushm_sync_lookup(gpushm_client* client, const char* n
 
 #ifdef __cplusplus
 } /* extern "C" */
-#endif
-
-/* The names of version 0.1, as in gpushm.h. */
-#ifndef GPUSHM_NO_DEPRECATED
-#include "deprecated_sync.h"
 #endif
 
 #endif /* GPUSHM_SYNC_H_ */

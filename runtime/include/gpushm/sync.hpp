@@ -140,9 +140,6 @@ class Signal : public detail::Owner<gpushm_signal, gpushm_signal_close> {
   Result<void> Check(uint64_t value) { return detail::ToResult(gpushm_signal_check(get(), value)); }
 
   Result<SignalInfo> GetInfo() const { return detail::InfoOf(gpushm_signal_get_info, get()); }
-#ifndef GPUSHM_NO_DEPRECATED
-  [[deprecated("use GetInfo")]] Result<SignalInfo> Read() const { return GetInfo(); }
-#endif
   /// Where kernels find the value.
   Result<uint64_t> DeviceAddress() {
     uint64_t address = 0;
@@ -382,12 +379,6 @@ inline Result<SyncInfo> LookupSync(const Client& client, const std::string& name
   }
   return info;
 }
-#ifndef GPUSHM_NO_DEPRECATED
-[[deprecated("use LookupSync")]] inline Result<SyncInfo> LookAt(const Client& client,
-                                                                const std::string& name) {
-  return LookupSync(client, name);
-}
-#endif
 
 }  // namespace v0
 }  // namespace gpushm

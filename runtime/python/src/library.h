@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#define GPUSHM_NO_DEPRECATED
 #include <gpushm/sync.h>
 #include <gpushm/tensors.h>
 #include <gpushm/wait.h>
