@@ -187,17 +187,23 @@ release_verify() {
 }
 
 # release_in_cluster FOLDER: chart and images of a release, from a registry, in a real Kubernetes. It is
-# installed, upgraded from the former release under running pods, and rolled back.
+# installed, upgraded from the former release under running pods, and rolled back, if
+# tests/cluster/former.commit names one.
 release_in_cluster() {
-  local programs base former cases=$build/release-cases
+  local programs base former='' images=$build/release-cases cases=(test_helm_test ExamplesTest)
   programs=$(cluster_programs)
   compile dev gpushm_driver_sim
   base=$(tests/cluster/base)
-  tests/cluster/images "$cases" "$base" none
-  former=$(tests/cluster/former)
-  python3 tests/cluster/suite.py --state "$build/cluster" --programs "$programs" --images "$cases" \
+  tests/cluster/images "$images" "$base" none
+  if [ -e tests/cluster/former.commit ]; then
+    former=$(tests/cluster/former)
+    cases+=(test_versions test_mixed_versions)
+  else
+    say "not run: the upgrade, because tests/cluster/former.commit names no former release"
+  fi
+  python3 tests/cluster/suite.py --state "$build/cluster" --programs "$programs" --images "$images" \
     --driver "$dev/driver-sim" --former "$former" --release "$1" \
-    --results "$build/results/release.xml" test_helm_test ExamplesTest test_versions test_mixed_versions
+    --results "$build/results/release.xml" "${cases[@]}"
 }
 
 [ "${BASH_SOURCE[0]}" != "$0" ] || release "$@"

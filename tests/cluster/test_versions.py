@@ -1,4 +1,4 @@
-"""What happens when this version meets the former release (0.1, suite.py's --former): library, broker,
+"""What happens when this version meets the former release (suite.py's --former): library, broker,
 plugin, injector and chart. The plugin brings the library and gpushmctl into containers, and the injector
 names the sidecar, which is the broker.
 
