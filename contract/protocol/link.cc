@@ -24,11 +24,14 @@ Result<LinkHeader> ParseLinkHeader(std::span<const std::byte> message) {
     return Broken(Concat("a link message has the bad magic number 0x", std::hex, header.magic,
                          ", must be 0x", kLinkMagic, " (GSLK)"));
   }
-  if (header.version < kLinkMinVersion || header.version > kLinkMaxVersion) {
+  const bool known = IsGreeting(static_cast<LinkKind>(header.kind))
+                         ? header.version == kLinkHelloVersion
+                         : header.version >= kLinkMinVersion && header.version <= kLinkMaxVersion;
+  if (!known) {
     return Fail(Code::kIncompatible,
-                Concat("the peer uses link version ", header.version, ", but this side supports ",
-                       kLinkMinVersion, " to ", kLinkMaxVersion),
-                "use a sidecar image from the plugin's release");
+                Concat("the peer sent kind ", header.kind, " of link version ", header.version,
+                       ", but this side supports ", kLinkMinVersion, " to ", kLinkMaxVersion),
+                kOtherLinkVersion);
   }
   if (header.size_bytes != message.size()) {
     return Broken(Concat("a link message has ", message.size(), " bytes, but its header says ",
@@ -87,12 +90,11 @@ Result<void> ValidateLink(const LinkClient& m) {
   return Rules("link client")
       .NotZero("client_id", m.client_id)
       .Name("container", m.container)
+      .PodNameOrEmpty("pod", m.pod)
+      .NameOrEmpty("pod_container", m.pod_container)
+      .That(IsEmpty(m.pod) == IsEmpty(m.pod_container),
+            "pod and pod_container must both be set or both be empty")
       .result();
-}
-template <>
-Result<void> ValidateLink(const LinkForeignClient& m) {
-  if (auto r = ValidateLink(m.client); !r) return r;
-  return Rules("link foreign client").PodName("pod", m.pod).Name("container", m.container).result();
 }
 template <>
 Result<void> ValidateLink(const LinkBrokerPod& m) {

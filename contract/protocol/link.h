@@ -16,7 +16,8 @@
 //   want_kept = 0 (it has state):    plugin drops the kept state of this allocation: that of
 //                                    another epoch at once, that of the same epoch at the broker's
 //                                    End
-//   then, in both cases:  broker: Registry, Counters, Client*, Buffer*, Generation*, Lease*, End,
+//   then, in both cases:  broker: Registry, Counters, BrokerPod, Client*, Buffer*, Generation*
+//                                 (each with its Block*, Content, Description), Lease*, End,
 //                                 changes ...
 //                         plugin: Device, whenever a GPU's health changes
 //
@@ -37,33 +38,20 @@
 //   (2) The broker states a change before it answers the client that requested it. What a client
 //       knows, the keeper knows, unless the link was down.
 //   (3) Descriptors: Others (a listening socket), Registry and Counters (a memfd), Client (its
-//   pidfd), Generation with transport
-//       vmm or host, Description of more than 0 bytes (a sealed memfd), Block. Each carries one;
-//       any other message with one breaks the protocol. A generation or block that was stated
-//       before may come without, because what its number refers to (sizes, transport, handle) never
-//       changes. If the descriptor is certainly not GPU memory, the plugin keeps neither the
-//       generation nor leases on it. That is allowed, because containers make such descriptors.
+//       pidfd), Generation with transport vmm or host, Description of more than 0 bytes (a sealed
+//       memfd), Block. Each carries one; any other message with one breaks the protocol. A
+//       generation or block that was stated before may come without, because what its number refers
+//       to (sizes, transport, handle) never changes. If the descriptor is certainly not GPU memory,
+//       the plugin keeps neither the generation nor leases on it. That is allowed, because
+//       containers make such descriptors.
 //   (4) Neither side waits for the other after the greeting: what does not fit into the socket is
 //       queued up to a bound. Beyond it, the link is closed and opened again.
 //   (5) A link is bounded by limits.h. If a broker states more, the plugin logs it, disconnects the
 //       broker, and drops its kept state.
 //
-// Versions. In Welcome, the plugin chooses the highest version that both sides support. A message
-// carries the version that introduced its kind, so that a peer with an older version can read the
-// kinds that it knows.
-//   1  all up to Device
-//   2  Counters, after Registry: the segment of counters.h, which the plugin reads on each scrape
-//   3  Generation with Transport::kHost, and leases on it; an older plugin does not receive them
-//   4  Content, after its Generation; kFlagUntilUnused of Buffer; the next broker of an older
-//      plugin keeps such a name
-//   5  Description, after its Generation; the next broker of an older plugin has none
-//   6  Generation with Transport::kBlocks, its Blocks after it, and leases on it; an older plugin
-//      does not receive them
-//   7  Gpu, after Welcome; the GPU's number in Generation and Device. The plugin
-//      disconnects an older broker from an allocation of several GPUs, and a broker with an older
-//      plugin has one GPU.
-//   8  Others; a broker with an older version serves its own pod only
-//   9  ForeignClient, which is a Client for an older plugin; BrokerPod
+// Versions. In Welcome, the plugin chooses the highest version that both sides support; if there is
+// none, it says its own and disconnects. The bytes of Hello and Welcome never change, so that any
+// two versions can read them. Every other message carries the version that introduced its kind.
 #pragma once
 
 #include <array>
@@ -77,24 +65,10 @@
 namespace gpushm::protocol {
 
 inline constexpr uint32_t kLinkMagic = 0x4b4c5347;  // "GSLK"
-inline constexpr uint16_t kLinkMinVersion = 1;
-inline constexpr uint16_t kLinkMaxVersion = 9;
-// Introduced Transport::kHost.
-inline constexpr uint16_t kLinkPagesVersion = 3;
-// Introduced kContent.
-inline constexpr uint16_t kLinkContentVersion = 4;
-// Introduced kDescription.
-inline constexpr uint16_t kLinkDescriptionVersion = 5;
-// Introduced kBlock.
-inline constexpr uint16_t kLinkBlocksVersion = 6;
-// Introduced kGpu.
-inline constexpr uint16_t kLinkGpusVersion = 7;
-// Introduced kOthers.
-inline constexpr uint16_t kLinkOthersVersion = 8;
-// Introduced kForeignClient and kBrokerPod.
-inline constexpr uint16_t kLinkForeignVersion = 9;
-// Introduced kFlagUntilUnused.
-inline constexpr uint16_t kLinkUntilUnusedVersion = 4;
+inline constexpr uint16_t kLinkMinVersion = 10;
+inline constexpr uint16_t kLinkMaxVersion = 10;
+// In the headers of Hello and Welcome.
+inline constexpr uint16_t kLinkHelloVersion = 1;
 
 // The socket's name in its folder, and the path at which the sidecar mounts that folder.
 inline constexpr char kLinkSocketName[] = "plugin.sock";
@@ -116,38 +90,18 @@ enum class LinkKind : uint16_t {
   kDescription = 13,  // + memfd, sealed, unless it is taken away
   kBlock = 14,        // + descriptor
   kGpu = 15,
-  kOthers = 16,         // + listening socket
-  kForeignClient = 17,  // + pidfd
-  kBrokerPod = 18,
+  kOthers = 16,  // + listening socket
+  kBrokerPod = 17,
 };
-inline constexpr uint16_t kMaxLinkKind = 18;
+inline constexpr uint16_t kMaxLinkKind = 17;
 
 // Stands for all containers of other pods, as if they were one container of the broker's pod.
 inline constexpr char kOtherPods[] = "other-pods";
 // Where such a container finds the folder with the socket.
 inline constexpr char kClaimFolder[] = "/run/gpushm-claim";
 
-// The version that introduced the kind.
-constexpr uint16_t VersionOf(LinkKind kind) {
-  switch (kind) {
-    case LinkKind::kForeignClient:
-    case LinkKind::kBrokerPod:
-      return kLinkForeignVersion;
-    case LinkKind::kOthers:
-      return kLinkOthersVersion;
-    case LinkKind::kGpu:
-      return kLinkGpusVersion;
-    case LinkKind::kBlock:
-      return kLinkBlocksVersion;
-    case LinkKind::kDescription:
-      return kLinkDescriptionVersion;
-    case LinkKind::kContent:
-      return kLinkContentVersion;
-    case LinkKind::kCounters:
-      return 2;
-    default:
-      return 1;
-  }
+constexpr bool IsGreeting(LinkKind kind) {
+  return kind == LinkKind::kHello || kind == LinkKind::kWelcome;
 }
 
 struct LinkHeader {
@@ -164,13 +118,13 @@ struct LinkHello {
   uint16_t max_version;
   uint32_t want_kept;  // 1: it has nothing and requests the kept state. 0: it has state.
   uint64_t epoch;      // The epoch of this broker.
-  NameField program;   // Free text for logs, NUL-terminated: "gpushm-broker 0.1.0".
+  NameField program;   // Free text for logs, NUL-terminated: "gpushm-broker 1.2.3".
 };
 static_assert(sizeof(LinkHello) == 80);
 
 struct LinkWelcome {
   uint16_t version;
-  uint16_t other_gpus;               // Number of Gpu messages that follow; 0 before version 7.
+  uint16_t other_gpus;               // Number of Gpu messages that follow.
   uint32_t device_lost;              // 1: the GPU is unhealthy now.
   std::array<uint8_t, 16> gpu_uuid;  // The first GPU that this allocation is bound to.
   uint64_t pool_bytes;               // Bytes that the allocation's IDs represent, on each GPU.
@@ -209,16 +163,11 @@ struct LinkClient {
   uint64_t client_id;
   std::array<uint8_t, 16> token;
   NameField container;
-};
-static_assert(sizeof(LinkClient) == 88);
-
-// A client among the other pods that said which one it is in (messages.h, kPod).
-struct LinkForeignClient {
-  LinkClient client;
+  // If it is among the other pods and said which one it is in (messages.h, kPod); otherwise empty.
   NameField pod;
-  NameField container;  // Of that pod; client.container is kOtherPods.
+  NameField pod_container;  // Of that pod; `container` is kOtherPods.
 };
-static_assert(sizeof(LinkForeignClient) == 216);
+static_assert(sizeof(LinkClient) == 216);
 
 // The pod of the broker, which the plugin shows for a claim that several pods share: it may be
 // another one than when the claim was prepared.
@@ -238,9 +187,7 @@ struct LinkBuffer {
   uint32_t state;           // registry::BufferState
   uint64_t current;         // Generation; 0: none published yet.
   uint64_t pending;         // Generation; 0: no unpublished one.
-  // While the buffer loads: how far it is. Afterwards: the bytes of content of the current
-  // generation, or 0 if nobody gave them. This is for plugins that do not know kContent.
-  uint64_t loaded_bytes;
+  uint64_t loaded_bytes;    // While it is LOADING, or FAILED: how far the load is.
 };
 static_assert(sizeof(LinkBuffer) == 168);
 
@@ -251,7 +198,7 @@ struct LinkGeneration {
   uint64_t mapped_bytes;
   uint32_t transport;  // Transport; with kVmm and kHost, this message carries the descriptor.
   uint16_t pooled;     // 1: the broker allocated it. 0: it was offered.
-  uint16_t gpu;        // The number of its GPU among those of the pod; 0 before version 7.
+  uint16_t gpu;        // The number of its GPU among those of the pod.
   int32_t offerer_pid;
   uint32_t blocks;            // kBlocks: how many follow. Otherwise 0.
   uint64_t publisher_client;  // If unpublished, the client that may publish it. 0: published.
@@ -291,7 +238,7 @@ struct LinkLease {
   uint64_t generation;
   int64_t since_unix_ns;
   uint32_t access;    // WireAccess
-  uint32_t peer_way;  // PeerWay; 0 before version 3.
+  uint32_t peer_way;  // PeerWay
 };
 static_assert(sizeof(LinkLease) == 40);
 
@@ -312,7 +259,7 @@ static_assert(sizeof(LinkEnd) == 8);
 
 struct LinkDevice {
   uint32_t lost;                 // 1: unhealthy; clients get DEVICE_LOST. 0: healthy again.
-  uint32_t gpu;                  // The number of the GPU; 0 before version 7.
+  uint32_t gpu;                  // The number of the GPU.
   std::array<char, 256> reason;  // "XID 79: the GPU has fallen off the bus", NUL-terminated.
 };
 static_assert(sizeof(LinkDevice) == 264);
@@ -330,7 +277,7 @@ size_t EncodeLink(LinkKind kind, const Body& body, Buffer* out) {
   static_assert(std::is_trivially_copyable_v<Body>);
   static_assert(sizeof(LinkHeader) + sizeof(Body) <= limits::kMessageBytes);
   const LinkHeader header{.magic = kLinkMagic,
-                          .version = VersionOf(kind),
+                          .version = IsGreeting(kind) ? kLinkHelloVersion : kLinkMinVersion,
                           .kind = static_cast<uint16_t>(kind),
                           .size_bytes = static_cast<uint32_t>(sizeof(LinkHeader) + sizeof(Body)),
                           .reserved = 0};
@@ -340,6 +287,11 @@ size_t EncodeLink(LinkKind kind, const Body& body, Buffer* out) {
 }
 
 // ---- decoding: all kCorrupt when a rule is broken, kIncompatible for another version
+
+// What to do about a plugin and a broker that have no version in common.
+inline constexpr char kOtherLinkVersion[] =
+    "finish the update of gpushm on this node, then make the pod again, so that its sidecar is of "
+    "the plugin's release";
 
 Result<LinkHeader> ParseLinkHeader(std::span<const std::byte> message);
 

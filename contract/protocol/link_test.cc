@@ -33,7 +33,7 @@ TEST(Link, EveryMessageComesBackAsItWas) {
     const auto header = ParseLinkHeader(Bytes(buffer, size));
     ASSERT_TRUE(header) << header.error().ToString();
     EXPECT_EQ(header->kind, static_cast<uint16_t>(kind));
-    EXPECT_EQ(header->version, VersionOf(kind));
+    EXPECT_EQ(header->version, IsGreeting(kind) ? 1 : kLinkMaxVersion);
     const auto received = ParseLink<Body>(Bytes(buffer, size));
     ASSERT_TRUE(received) << static_cast<int>(kind) << ": " << received.error().ToString();
     EXPECT_EQ(std::memcmp(&*received, &sent, sizeof sent), 0);
@@ -67,9 +67,13 @@ TEST(Link, HeadersAreChecked) {
   const int corrupt = static_cast<int>(Code::kCorrupt);
   EXPECT_EQ(broken([](LinkHeader*) {}), 0);
   EXPECT_EQ(broken([](LinkHeader* h) { h->magic ^= 1; }), corrupt);
-  EXPECT_EQ(broken([](LinkHeader* h) { h->version = 0; }), static_cast<int>(Code::kIncompatible));
-  EXPECT_EQ(broken([](LinkHeader* h) { h->version = kLinkMaxVersion + 1; }),
-            static_cast<int>(Code::kIncompatible));
+  const int incompatible = static_cast<int>(Code::kIncompatible);
+  for (const int version : {0, 1, kLinkMinVersion - 1, kLinkMaxVersion + 1}) {
+    EXPECT_EQ(broken([&](LinkHeader* h) { h->version = static_cast<uint16_t>(version); }),
+              incompatible)
+        << version;
+  }
+  EXPECT_EQ(broken([](LinkHeader* h) { h->kind = 1; }), incompatible) << "a hello has version 1";
   EXPECT_EQ(broken([](LinkHeader* h) { ++h->size_bytes; }), corrupt);
   EXPECT_EQ(broken([](LinkHeader* h) { h->kind = 0; }), corrupt);
   EXPECT_EQ(broken([](LinkHeader* h) { h->kind = kMaxLinkKind + 1; }), corrupt);
@@ -149,6 +153,11 @@ TEST(Link, ClientAndLeaseRules) {
   ExpectBroken<C>("client_id is 0", [](C* b) { b->client_id = 0; });
   ExpectNameRules<C>("container", &C::container);
   ExpectBroken<C>("container", [](C* b) { b->container = {}; });
+  ExpectBroken<C>("pod \"A\" is not the name", [](C* b) { b->pod = ToNameField("A"); });
+  ExpectNameRules<C>("pod_container", &C::pod_container);
+  ExpectBroken<C>("both", [](C* b) { b->pod = {}; });
+  ExpectBroken<C>("both", [](C* b) { b->pod_container = {}; });
+  ExpectFine<C>([](C* b) { b->pod = b->pod_container = {}; });
   using L = LinkLease;
   ExpectBroken<L>("peer_way is 4", [](L* b) { b->peer_way = 4; });
   ExpectBroken<L>("lease_id is 0", [](L* b) { b->lease_id = 0; });

@@ -17,7 +17,7 @@ inline LinkHello ValidLink() {
           .max_version = 2,
           .want_kept = 1,
           .epoch = 5,
-          .program = ToNameField("gpushm-broker 0.1.0")};
+          .program = ToNameField("gpushm-broker 1.2.3")};
 }
 template <>
 inline LinkWelcome ValidLink() {
@@ -34,13 +34,11 @@ inline LinkWelcome ValidLink() {
 }
 template <>
 inline LinkClient ValidLink() {
-  return {.client_id = 1, .token = {2}, .container = ToNameField("app")};
-}
-template <>
-inline LinkForeignClient ValidLink() {
-  return {.client = ValidLink<LinkClient>(),
+  return {.client_id = 1,
+          .token = {2},
+          .container = ToNameField("other-pods"),
           .pod = ToNameField("servers-7d9f.x"),
-          .container = ToNameField("server")};
+          .pod_container = ToNameField("server")};
 }
 template <>
 inline LinkBrokerPod ValidLink() {
@@ -120,7 +118,6 @@ void ForEachLinkMessage(Visitor visit) {
   visit.template operator()<LinkWelcome>(LinkKind::kWelcome);
   visit.template operator()<LinkRegistry>(LinkKind::kRegistry);
   visit.template operator()<LinkClient>(LinkKind::kClient);
-  visit.template operator()<LinkForeignClient>(LinkKind::kForeignClient);
   visit.template operator()<LinkBrokerPod>(LinkKind::kBrokerPod);
   visit.template operator()<LinkBuffer>(LinkKind::kBuffer);
   visit.template operator()<LinkGeneration>(LinkKind::kGeneration);

@@ -44,17 +44,20 @@ Result<Header> ParseHeader(std::span<const std::byte> message) {
     return Broken(Concat("a message has the bad magic number 0x", std::hex, header.magic,
                          ", must be 0x", kMagic, " (GSHM)"));
   }
-  if (header.version < kMinVersion || header.version > kMaxVersion) {
+  const uint16_t kind = header.kind & static_cast<uint16_t>(~kReplyBit);
+  const bool known = kind == static_cast<uint16_t>(Kind::kHello)
+                         ? header.version == kHelloVersion
+                         : header.version >= kMinVersion && header.version <= kMaxVersion;
+  if (!known) {
     return Fail(Code::kIncompatible,
-                Concat("the peer uses protocol version ", header.version,
+                Concat("the peer sent kind ", kind, " of protocol version ", header.version,
                        ", but this side supports ", kMinVersion, " to ", kMaxVersion),
-                "use the library that this node's plugin mounts");
+                kOtherVersion);
   }
   if (header.size_bytes != message.size()) {
     return Broken(Concat("a message has ", message.size(), " bytes, but its header says ",
                          header.size_bytes));
   }
-  const uint16_t kind = header.kind & static_cast<uint16_t>(~kReplyBit);
   if (kind == 0 || kind > kMaxKind) {
     return Broken(Concat("a message has the unknown kind ", kind, ", must be 1 to ", kMaxKind));
   }
@@ -264,19 +267,11 @@ Result<void> Validate(const TransferStatusRequest& m) {
 template <>
 Result<void> Validate(const TransferStatusReply& m) {
   return Rules("transfer status")
-      .Reserved(m.reserved)
       .Range("finished", m.finished, 0, 1)
+      .Range("file_way", m.file_way, 0, 4)
+      .Range("moving_ns", m.moving_ns, 0, INT64_MAX)
       .That(m.done_bytes <= m.total_bytes, "done_bytes ", m.done_bytes, " is above total_bytes ",
             m.total_bytes)
-      .result();
-}
-template <>
-Result<void> Validate(const TransferReportReply& m) {
-  if (auto valid = Validate(m.status); !valid) return valid;
-  return Rules("transfer report")
-      .Reserved(m.reserved)
-      .Range("moving_ns", m.moving_ns, 0, INT64_MAX)
-      .Range("file_way", m.file_way, 0, 4)
       .result();
 }
 template <>

@@ -16,17 +16,9 @@
 //       (kAnnounceDescriptor), so that the broker can keep descriptor passing switched off on its
 //       sockets otherwise (SO_PASSRIGHTS, Linux 6.16).
 //
-// Versions. A connection uses the highest version that both sides support, agreed on in Hello. A
-// message carries the version that introduced its kind, so that a peer with an older version can
-// read the kinds that it knows.
-//   1  all up to kAnnounceDescriptor
-//   2  kCounters
-//   3  kMakePage, Transport::kHost in replies, TransferReportReply, file_way of TransferRequest
-//   4  kContent of unpublished generations, Direction::kSaveWhole, kFlagUntilUnused
-//   5  kDescribe, kDescription, the description of a load in kTransfer
-//   6  kAlarm, kStageBlock, kBlock, Transport::kBlocks
-//   7  kGpus, the GPU's number in the flags of kCreate
-//   8  kPod
+// Versions. A connection uses the highest version that both sides support, agreed on in Hello. Its
+// bytes never change, so that any two versions can read each other's Hello and refuse each other
+// with a reason. Every other message carries the version that introduced its kind.
 #pragma once
 
 #include <array>
@@ -44,8 +36,10 @@
 namespace gpushm::protocol {
 
 inline constexpr uint32_t kMagic = 0x4d485347;  // "GSHM"
-inline constexpr uint16_t kMinVersion = 1;
-inline constexpr uint16_t kMaxVersion = 8;
+inline constexpr uint16_t kMinVersion = 9;
+inline constexpr uint16_t kMaxVersion = 9;
+// In the header of Hello and its reply.
+inline constexpr uint16_t kHelloVersion = 1;
 inline constexpr uint16_t kReplyBit = 0x8000;
 
 // The name of the socket in each container's folder, and the default folder.
@@ -79,34 +73,6 @@ enum class Kind : uint16_t {
 };
 inline constexpr uint16_t kMaxKind = 23;
 
-// The version that introduced the kind.
-constexpr uint16_t VersionOf(Kind kind) {
-  switch (kind) {
-    case Kind::kPod:
-      return 8;
-    case Kind::kGpus:
-      return 7;
-    case Kind::kAlarm:
-    case Kind::kStageBlock:
-    case Kind::kBlock:
-      return 6;
-    case Kind::kDescribe:
-    case Kind::kDescription:
-      return 5;
-    case Kind::kMakePage:
-      return 3;
-    case Kind::kCounters:
-      return 2;
-    default:
-      return 1;
-  }
-}
-inline constexpr uint16_t kPeerWaysVersion = 3;
-inline constexpr uint16_t kContentVersion = 4;
-inline constexpr uint16_t kDescriptionVersion = 5;
-inline constexpr uint16_t kBlocksVersion = 6;
-inline constexpr uint16_t kGpusVersion = 7;
-
 struct Header {
   uint32_t magic;
   uint16_t version;
@@ -128,11 +94,10 @@ inline constexpr uint32_t kFlagOneWriter = 8;
 // another one, this applies only if the former generation had the flag, too.
 inline constexpr uint32_t kFlagUntilUnused = 16;
 inline constexpr uint32_t kFlagsAll = 31;
-// kCreate: the number of the GPU among the pod's, in bits 8 to 11. 0 before version 7.
+// kCreate: the number of the GPU among the pod's, in bits 8 to 11.
 inline constexpr uint32_t kFlagGpuShift = 8;
 inline constexpr uint32_t kFlagGpuMask = (limits::kPodGpus - 1) << kFlagGpuShift;
 constexpr uint32_t GpuOfFlags(uint32_t flags) { return (flags & kFlagGpuMask) >> kFlagGpuShift; }
-inline constexpr uint16_t kUntilUnusedVersion = 4;
 
 enum class OnWriterExit : uint32_t { kMark = 0, kKeep = 1, kDrop = 2 };
 enum class WireAccess : uint32_t { kRead = 1, kReadWrite = 2 };
@@ -142,8 +107,7 @@ enum class WireAccess : uint32_t { kRead = 1, kReadWrite = 2 };
 // one from another byte than its first.
 enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2, kHost = 3, kBlocks = 4 };
 // How a client's GPUs reach a buffer. kNone: all of them are the buffer's own GPU. kNvLink, kPcie:
-// another GPU maps it. kStaged: a copy in the other GPU's memory. From version 3 on; 0 in the
-// messages of older versions.
+// another GPU maps it. kStaged: a copy in the other GPU's memory.
 enum class PeerWay : uint32_t { kNone = 0, kNvLink = 1, kPcie = 2, kStaged = 3 };
 
 // A secret between a broker, its plugin and one client. A process that has it may resume that
@@ -355,15 +319,14 @@ struct GpusReply {
 };
 static_assert(sizeof(GpusReply) == 648);
 
-// kSave writes the content, kSaveWhole the whole buffer. Before version 4, kSave wrote the whole
-// buffer.
+// kSave writes the content, kSaveWhole the whole buffer.
 enum class Direction : uint32_t { kLoad = 1, kSave = 2, kSaveWhole = 3 };
 
 struct TransferRequest {
   NameField name;
   uint32_t direction;  // Direction
   // GPUDirect Storage (a FileWay): kGds to require it, kAutoGds to try it, or 0. It needs O_DIRECT
-  // on the descriptor, and version 3.
+  // on the descriptor.
   uint32_t file_way;
   uint64_t chunk_bytes;  // 0: the broker's choice.
 };
@@ -388,21 +351,12 @@ struct TransferStatusReply {
   uint64_t done_bytes;
   uint64_t total_bytes;
   uint32_t finished;  // 0 or 1.
-  uint32_t reserved;
-};
-static_assert(sizeof(TransferStatusReply) == 24);
-
-// The reply to kTransferStatus on connections of this version and later.
-inline constexpr uint16_t kTransferReportVersion = 3;
-struct TransferReportReply {
-  TransferStatusReply status;
   // Valid once it has finished; as gpushm_transfer_result.
+  uint32_t file_way;
   uint64_t moving_ns;
   uint64_t link_bytes_per_second;
-  uint32_t file_way;
-  uint32_t reserved;
 };
-static_assert(sizeof(TransferReportReply) == 48);
+static_assert(sizeof(TransferStatusReply) == 40);
 
 struct ContentRequest {
   uint64_t lease_id;  // A write lease.
@@ -511,7 +465,7 @@ size_t Encode(Kind kind, bool reply, uint64_t request_id, uint32_t status, const
   static_assert(sizeof(Header) + sizeof(Body) <= limits::kMessageBytes);
   const Header header{
       .magic = kMagic,
-      .version = VersionOf(kind),
+      .version = kind == Kind::kHello ? kHelloVersion : kMinVersion,
       .kind = static_cast<uint16_t>(static_cast<uint16_t>(kind) | (reply ? kReplyBit : 0)),
       .size_bytes = static_cast<uint32_t>(sizeof(Header) + sizeof(Body)),
       .status = status,
@@ -536,6 +490,10 @@ size_t EncodeError(Kind kind, uint64_t request_id, const Status& status, Buffer*
 // What to do about a peer that broke a rule.
 inline constexpr char kOtherPeer[] =
     "check that both ends are gpushm's, from releases that fit together";
+// What to do about a library and a broker that have no version in common.
+inline constexpr char kOtherVersion[] =
+    "make the pod again, so that its sidecar and its library are of one release; a library that is "
+    "part of an image must be updated there";
 
 // Checks magic, version, size and kind.
 Result<Header> ParseHeader(std::span<const std::byte> message);

@@ -78,6 +78,9 @@ class Rules {
     return That(IsPadded(name) && IsDnsSubdomain(Unpadded(name)), field, ' ', Quote(Unpadded(name)),
                 " is not the name of a pod");
   }
+  Rules& PodNameOrEmpty(std::string_view field, const NameField& name) {
+    return IsEmpty(name) ? *this : PodName(field, name);
+  }
   Rules& NameOrEmpty(std::string_view field, const NameField& name) {
     return IsEmpty(name) ? *this : Name(field, name);
   }

@@ -17,7 +17,7 @@ inline HelloRequest Valid() {
   HelloRequest body{};
   body.min_version = 1;
   body.max_version = 2;
-  body.library = ToNameField("library 0.1 (c++)");
+  body.library = ToNameField("libgpushm 1.2.3");
   body.resume_client_id = 7;
   body.resume_token = {1, 2, 3};
   return body;
@@ -129,15 +129,12 @@ inline TransferStatusRequest Valid() {
 }
 template <>
 inline TransferStatusReply Valid() {
-  return {.done_bytes = 1, .total_bytes = 2, .finished = 1, .reserved = 0};
-}
-template <>
-inline TransferReportReply Valid() {
-  return {.status = Valid<TransferStatusReply>(),
-          .moving_ns = 3,
-          .link_bytes_per_second = 4,
+  return {.done_bytes = 1,
+          .total_bytes = 2,
+          .finished = 1,
           .file_way = 4,
-          .reserved = 0};
+          .moving_ns = 3,
+          .link_bytes_per_second = 4};
 }
 template <>
 inline MakePageRequest Valid() {
@@ -217,7 +214,6 @@ void ForEachMessage(Visitor visit) {
   visit.template operator()<TransferReply>(Kind::kTransfer, true);
   visit.template operator()<TransferStatusRequest>(Kind::kTransferStatus, false);
   visit.template operator()<TransferStatusReply>(Kind::kTransferStatus, true);
-  visit.template operator()<TransferReportReply>(Kind::kTransferStatus, true);
   visit.template operator()<ContentRequest>(Kind::kContent, false);
   visit.template operator()<AnnounceDescriptorRequest>(Kind::kAnnounceDescriptor, false);
   visit.template operator()<PodRequest>(Kind::kPod, false);

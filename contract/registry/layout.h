@@ -68,9 +68,9 @@ static_assert(sizeof(HeaderConstants) == 80 && offsetof(HeaderConstants, segment
 struct SegmentHeader {
   HeaderConstants constants;
   alignas(64) std::atomic<uint32_t> state;
-  // Bit i: the pod's GPU number i is unhealthy. Readers that know one GPU only take any bit for it.
+  // Bit i: the pod's GPU number i is unhealthy.
   std::atomic<uint32_t> device_lost;
-  std::atomic<uint32_t> gpus;  // Number of the pod's GPUs. 0 from older brokers, which have one.
+  std::atomic<uint32_t> gpus;  // Number of the pod's GPUs.
   // Grows by one after each change of a slot, of state or of device_lost. Written with release.
   alignas(64) std::atomic<uint64_t> table_version;
   // Changes after table_version; waiters sleep on it (FUTEX_WAIT, not private).

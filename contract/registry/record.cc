@@ -118,9 +118,7 @@ std::string_view BufferStateName(BufferState state) {
 uint64_t ContentBytes(const BufferRecord& record) {
   const bool there =
       record.state == BufferState::kReady || record.state == BufferState::kWriterDied;
-  // Brokers from before kRecordContent leave the number of loaded bytes there, or 0 if nobody gave
-  // it.
-  const bool said = (record.flags & kRecordContent) != 0 || record.loaded_bytes != 0;
+  const bool said = (record.flags & kRecordContent) != 0;
   return there && !said ? record.size_bytes : std::min(record.loaded_bytes, record.size_bytes);
 }
 

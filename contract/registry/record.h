@@ -68,11 +68,11 @@ std::string_view TransportName(Transport transport);  // "vmm", "cuipc"
 std::string_view BufferStateName(BufferState state);  // "loading", "ready", ...
 
 // Flag: not GPU memory, but the sync page of a signal, barrier or ring (contract/sync/page.h). Its
-// transport is kVmm nevertheless, so that older readers can list it.
+// transport is kVmm nevertheless.
 inline constexpr uint32_t kRecordPage = 1;
 // Flag: once the content is loaded, loaded_bytes still says how many bytes it has.
 inline constexpr uint32_t kRecordContent = 2;
-// Nobody may map it writable: the broker alone fills it. Older brokers do not say so.
+// Nobody may map it writable: the broker alone fills it.
 inline constexpr uint32_t kRecordReadOnly = 4;
 
 using GpuUuid = std::array<uint8_t, 16>;
@@ -86,7 +86,7 @@ struct BufferRecord {
   Transport transport = Transport::kVmm;
   BufferState state = BufferState::kReady;
   uint32_t flags = 0;       // The flags above; readers ignore unknown ones.
-  uint32_t gpu_number = 0;  // Of `gpu` among the pod's GPUs; 0 from older brokers.
+  uint32_t gpu_number = 0;  // Of `gpu` among the pod's GPUs.
   uint64_t created_unix_ns = 0;
   uint64_t loaded_bytes = 0;  // Bytes of size_bytes that have their content; see ContentBytes.
   Name creator;               // Container that created or offered it; empty: declared by the pod.

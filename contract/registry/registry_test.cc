@@ -98,8 +98,7 @@ TEST(Registry, RetiredAndDeviceLostAreSeenAndCountAsChanges) {
   EXPECT_TRUE(reader->WaitForChange(seen, Deadline::AfterMs(0)));
 }
 
-// Goal: a record says how many bytes are content, also a record from a broker that does not know
-// kRecordContent.
+// Goal: a record says how many bytes are content.
 TEST(Registry, ContentOfARecord) {
   BufferRecord record = SomeRecord("weights", 1);
   const auto content = [&](BufferState state, uint64_t loaded_bytes, uint32_t flags) {
@@ -112,7 +111,6 @@ TEST(Registry, ContentOfARecord) {
   EXPECT_EQ(content(BufferState::kWriterDied, 0, 0), record.size_bytes);
   EXPECT_EQ(content(BufferState::kReady, 0, kRecordContent), 0u);
   EXPECT_EQ(content(BufferState::kReady, 3, kRecordContent), 3u);
-  EXPECT_EQ(content(BufferState::kReady, 3, 0), 3u) << "loaded, by an older broker";
   EXPECT_EQ(content(BufferState::kLoading, 0, 0), 0u) << "loaded so far";
   EXPECT_EQ(content(BufferState::kFailed, 3, kRecordContent), 3u);
   EXPECT_EQ(content(BufferState::kReady, record.size_bytes + 1, kRecordContent), record.size_bytes)

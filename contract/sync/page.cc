@@ -155,8 +155,6 @@ static bool End(Cell& cell, uint64_t lease, CellState how, bool finish) {
     return false;
   }
   cell.value.store(kPoison, std::memory_order_release);
-  // An older library that claims the cell next does not know this word.
-  cell.told.store(static_cast<uint64_t>(Told::kNever), std::memory_order_relaxed);
   cell.owner.store(0, std::memory_order_release);
   Bell(cell).Ring();
   return true;

@@ -61,7 +61,6 @@ enum class News : uint32_t { kOfFirst = 0, kOfOthers = 1 };
 
 // Whether listeners can rely on the page's alarm for news of this cell (docs/design/waiting.md).
 enum class Told : uint64_t {
-  kNever = 0,      // The owner's library does not know alarms.
   kAlways = 1,     // Of everything that its host does.
   kNotByGpus = 2,  // The same, but kernels and graphs also store values.
 };

@@ -177,10 +177,10 @@ TEST_F(KeeperTest, ProcessesOfOtherPodsAreNamedAndCounted) {
   const UniqueFd silent_fd = PidfdOf(silent.pid());
   ASSERT_TRUE(broker.Say(LinkKind::kBrokerPod,
                          protocol::LinkBrokerPod{protocol::ToNameField("weights-0")}));
-  const protocol::LinkForeignClient foreign{.client = ClientOf(1, protocol::kOtherPods),
-                                            .pod = protocol::ToNameField("servers-1"),
-                                            .container = protocol::ToNameField("server")};
-  ASSERT_TRUE(broker.Say(LinkKind::kForeignClient, foreign, told_fd.get()));
+  protocol::LinkClient foreign = ClientOf(1, protocol::kOtherPods);
+  foreign.pod = protocol::ToNameField("servers-1");
+  foreign.pod_container = protocol::ToNameField("server");
+  ASSERT_TRUE(broker.Say(foreign, told_fd.get()));
   ASSERT_TRUE(broker.Say(ClientOf(2, protocol::kOtherPods), silent_fd.get()));
   ASSERT_TRUE(broker.Say(ClientOf(3, "app"), PidfdOf(getpid()).get()));
   ASSERT_TRUE(broker.End());
@@ -275,19 +275,34 @@ TEST_F(KeeperTest, AGenerationIsOnAGpuOfItsPod) {
   EXPECT_EQ(Look("m0000").kept.generations, 0u);
 }
 
-// A broker from before several GPUs would put everything on the first.
-TEST_F(KeeperTest, AnOldBrokerGetsOneGpuOnly) {
-  folder_.Add("m0000");
-  ASSERT_TRUE(keeper_->Open("m0000", {.gpus = {kGpu, kOtherGpu}, .pool_bytes = kGiB}));
-  FakeBroker old(folder_.Socket("m0000"));
-  ASSERT_TRUE(old.Hello(false, 1, protocol::kLinkGpusVersion - 1));
-  EXPECT_TRUE(old.WaitForEnd());
-  Open("m0001");
-  FakeBroker single(folder_.Socket("m0001"));
-  const auto welcome = single.Greet(false, 1, protocol::kLinkGpusVersion - 1);
+// Goal: a broker of 1.0.0-rc.1, which speaks versions 1 to 9 of the link, is refused and learns
+// which version the plugin speaks; so is one that speaks only a later version. One that also speaks
+// this version is served in it.
+TEST_F(KeeperTest, VersionsAreAgreedOn) {
+  Open("m0000");
+  const auto greet = [](FakeBroker* broker, int least, int most) {
+    const protocol::LinkHello hello{.min_version = static_cast<uint16_t>(least),
+                                    .max_version = static_cast<uint16_t>(most),
+                                    .want_kept = 1,
+                                    .epoch = 1,
+                                    .program = {}};
+    EXPECT_TRUE(broker->Say(LinkKind::kHello, hello));
+    return broker->Expect<protocol::LinkWelcome>(LinkKind::kWelcome);
+  };
+  constexpr uint16_t kNow = protocol::kLinkMaxVersion;
+  for (const auto& [least, most] : {std::pair{1, 9}, std::pair{kNow + 1, kNow + 2}}) {
+    FakeBroker other(folder_.Socket("m0000"));
+    const auto welcome = greet(&other, least, most);
+    ASSERT_TRUE(welcome) << welcome.error().ToString();
+    EXPECT_EQ(welcome->version, kNow);
+    EXPECT_TRUE(other.WaitForEnd());
+    EXPECT_FALSE(Look("m0000").connected);
+  }
+  FakeBroker later(folder_.Socket("m0000"));
+  const auto welcome = greet(&later, kNow, kNow + 1);
   ASSERT_TRUE(welcome) << welcome.error().ToString();
-  EXPECT_EQ(welcome->version, protocol::kLinkGpusVersion - 1);
-  EXPECT_EQ(welcome->other_gpus, 0);
+  EXPECT_EQ(welcome->version, kNow);
+  EXPECT_TRUE(Eventually([&] { return Look("m0000").connected; }));
 }
 
 TEST_F(KeeperTest, ShowsLeasesAndWhoseProcessIsGone) {

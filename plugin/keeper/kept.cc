@@ -24,12 +24,6 @@ bool HasDescriptor(const protocol::LinkGeneration& generation) {
          IsPage(generation);
 }
 
-// From which version on a broker knows what concerns that generation.
-uint16_t VersionOf(const protocol::LinkGeneration& generation) {
-  if (IsPage(generation)) return protocol::kLinkPagesVersion;
-  return generation.blocks == 0 ? protocol::kLinkMinVersion : protocol::kLinkBlocksVersion;
-}
-
 // The memory behind a generation number never changes.
 bool IsSameMemory(const protocol::LinkGeneration& a, const protocol::LinkGeneration& b) {
   return a.name == b.name && a.size_bytes == b.size_bytes && a.mapped_bytes == b.mapped_bytes &&
@@ -84,8 +78,8 @@ void Kept::Refuse(UniqueFd fd) {
 
 // ---- statements
 
-Result<void> Kept::Apply(const protocol::LinkForeignClient& client, UniqueFd pidfd) {
-  const uint64_t id = client.client.client_id;
+Result<void> Kept::Apply(const protocol::LinkClient& client, UniqueFd pidfd) {
+  const uint64_t id = client.client_id;
   if (!pidfd) return Broken(Concat("client ", id, " without its pidfd"));
   const auto known = clients_.find(id);
   if (known == clients_.end() && clients_.size() >= limits::kLinkClients) {
@@ -347,9 +341,8 @@ void Kept::Clear() {
 
 // ---- reading
 
-bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
+bool Kept::Next(Cursor* cursor, Statement* statement) const {
   using Stage = Cursor::Stage;
-  const bool with_peers = version >= protocol::kLinkPagesVersion;
   // Moves to the entry after the cursor; false when this stage is done.
   const auto advance = [cursor](const auto& map, Stage next, auto* found) {
     *found = map.upper_bound(cursor->id);
@@ -363,13 +356,7 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
   if (cursor->stage == Stage::kClients) {
     decltype(clients_)::const_iterator client;
     if (advance(clients_, Stage::kBuffers, &client)) {
-      const protocol::LinkForeignClient& stated = client->second.stated;
-      const int pidfd = client->second.pidfd.get();
-      if (stated.pod[0] != '\0' && version >= protocol::kLinkForeignVersion) {
-        Encode(LinkKind::kForeignClient, stated, pidfd, statement);
-      } else {
-        Encode(LinkKind::kClient, stated.client, pidfd, statement);
-      }
+      Encode(LinkKind::kClient, client->second.stated, client->second.pidfd.get(), statement);
       return true;
     }
   }
@@ -380,7 +367,6 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
       protocol::LinkBuffer stated = buffer->second.stated;
       if (!buffer->second.generations.contains(stated.current)) stated.current = 0;
       if (!buffer->second.generations.contains(stated.pending)) stated.pending = 0;
-      if (version < protocol::kLinkUntilUnusedVersion) stated.flags &= ~protocol::kFlagUntilUnused;
       Encode(LinkKind::kBuffer, stated, -1, statement);
       return true;
     }
@@ -388,8 +374,7 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
   }
   if (cursor->stage == Stage::kGenerations) {
     decltype(generations_)::const_iterator generation;
-    while (advance(generations_, Stage::kBlocks, &generation)) {
-      if (version < VersionOf(generation->second.stated)) continue;
+    if (advance(generations_, Stage::kBlocks, &generation)) {
       Encode(LinkKind::kGeneration, generation->second.stated, generation->second.memory.get(),
              statement);
       return true;
@@ -398,8 +383,7 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
   if (cursor->stage == Stage::kBlocks) {
     auto generation = generations_.find(cursor->id);
     do {
-      if (generation != generations_.end() && version >= protocol::kLinkBlocksVersion &&
-          cursor->block < generation->second.blocks.size()) {
+      if (generation != generations_.end() && cursor->block < generation->second.blocks.size()) {
         const Block& block = generation->second.blocks[cursor->block];
         Encode(LinkKind::kBlock,
                protocol::LinkBlock{.generation = generation->first,
@@ -416,7 +400,7 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
     decltype(generations_)::const_iterator generation;
     while (advance(generations_, Stage::kDescriptions, &generation)) {
       const std::optional<uint64_t> bytes = generation->second.content_bytes;
-      if (!bytes || version < protocol::kLinkContentVersion) continue;
+      if (!bytes) continue;
       Encode(LinkKind::kContent, protocol::LinkContent{generation->first, *bytes}, -1, statement);
       return true;
     }
@@ -425,7 +409,7 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
     decltype(generations_)::const_iterator generation;
     while (advance(generations_, Stage::kLeases, &generation)) {
       const Generation& kept = generation->second;
-      if (!kept.description || version < protocol::kLinkDescriptionVersion) continue;
+      if (!kept.description) continue;
       Encode(LinkKind::kDescription,
              protocol::LinkDescription{generation->first, kept.description_bytes},
              kept.description.get(), statement);
@@ -434,11 +418,8 @@ bool Kept::Next(Cursor* cursor, uint16_t version, Statement* statement) const {
   }
   if (cursor->stage == Stage::kLeases) {
     decltype(leases_)::const_iterator lease;
-    while (advance(leases_, Stage::kDone, &lease)) {
-      if (version < VersionOf(generations_.at(lease->second.stated.generation).stated)) continue;
-      protocol::LinkLease stated = lease->second.stated;
-      if (!with_peers) stated.peer_way = 0;  // That version has no peer paths either.
-      Encode(LinkKind::kLease, stated, -1, statement);
+    if (advance(leases_, Stage::kDone, &lease)) {
+      Encode(LinkKind::kLease, lease->second.stated, -1, statement);
       return true;
     }
   }

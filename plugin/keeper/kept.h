@@ -78,7 +78,7 @@ class Kept {
     Lease* after = nullptr;
   };
   struct Client {
-    protocol::LinkForeignClient stated{};  // Without names of a pod, unless it told them.
+    protocol::LinkClient stated{};
     UniqueFd pidfd;
     Lease* leases = nullptr;  // First of the list; null if there is none.
     uint64_t round = 0;
@@ -114,10 +114,7 @@ class Kept {
   // limit.
   // A repeated statement replaces the former one. The descriptor of a known generation need not be
   // sent again, and is not taken if it is.
-  Result<void> Apply(const protocol::LinkClient& client, UniqueFd pidfd) {
-    return Apply({.client = client, .pod = {}, .container = {}}, std::move(pidfd));
-  }
-  Result<void> Apply(const protocol::LinkForeignClient& client, UniqueFd pidfd);
+  Result<void> Apply(const protocol::LinkClient& client, UniqueFd pidfd);
   Result<void> Apply(const protocol::LinkBuffer& buffer);
   Result<void> Apply(const protocol::LinkGeneration& generation, UniqueFd memory);
   Result<void> Apply(const protocol::LinkBlock& block, UniqueFd memory);
@@ -135,8 +132,7 @@ class Kept {
   void Clear();
 
   // The dump: statements in an order in which they can be applied, one at a time. Starts with a new
-  // cursor; false at the end. It may or may not show what changes meanwhile. It leaves out what its
-  // reader, who speaks `version` of the link, does not know.
+  // cursor; false at the end. It may or may not show what changes meanwhile.
   struct Cursor {
     enum class Stage {
       kClients,
@@ -159,7 +155,7 @@ class Kept {
     size_t size_bytes = 0;
     int descriptor = -1;  // Still owned by this object.
   };
-  bool Next(Cursor* cursor, uint16_t version, Statement* statement) const;
+  bool Next(Cursor* cursor, Statement* statement) const;
 
   KeptCounts counts() const;
   uint64_t bytes() const;

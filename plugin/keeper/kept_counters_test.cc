@@ -75,7 +75,7 @@ TEST(KeptCountersTest, MpsAndPrivateMemoryAreTheCurrentBrokers) {
   EXPECT_FALSE(counters.mps());
   CounterSegment segment({"app", "other"});
   ASSERT_EQ(CodeOf(counters.Take(segment.fd())), 0);
-  EXPECT_FALSE(counters.mps()) << "an older broker, or a pod without MPS";
+  EXPECT_FALSE(counters.mps()) << "a pod without MPS";
   EXPECT_EQ(counters.Read()[0].private_bytes, std::nullopt);
   segment.record(0).private_bytes = 5;
   segment.record(1).private_bytes = ~uint64_t{0};

@@ -85,19 +85,18 @@ Kept Pod() {
   return kept;
 }
 
-std::vector<std::string> Dump(const Kept& kept, uint16_t version = protocol::kLinkMaxVersion) {
+std::vector<std::string> Dump(const Kept& kept) {
   std::vector<std::string> lines;
   Kept::Cursor cursor;
   Kept::Statement statement;
-  while (kept.Next(&cursor, version, &statement)) {
+  while (kept.Next(&cursor, &statement)) {
     lines.push_back(
         Line({statement.bytes.data(), statement.size_bytes}, TagOf(statement.descriptor)));
   }
   return lines;
 }
 
-// A sync page is host memory: it has a descriptor, and takes no bytes of the GPU. A broker of an
-// older version does not receive it, nor leases on it.
+// A sync page is host memory: it has a descriptor, and takes no bytes of the GPU.
 TEST(Kept, PagesAreKeptBesideBuffers) {
   Kept kept = Pod();
   const uint64_t offered_before = kept.counts().offered_bytes;
@@ -114,8 +113,6 @@ TEST(Kept, PagesAreKeptBesideBuffers) {
   EXPECT_EQ(kept.counts().offered_bytes, offered_before);
   EXPECT_EQ(kept.counts().pooled_bytes, pooled_before);
   EXPECT_EQ(Dump(kept).size(), before.size() + 3);
-  EXPECT_EQ(Dump(kept, protocol::kLinkPagesVersion - 1).size(), before.size() + 1)
-      << "only the name";
   protocol::LinkDrop drop{};
   drop.what = static_cast<uint32_t>(protocol::LinkDropped::kBuffer);
   drop.name = protocol::ToNameField("ready");
@@ -186,11 +183,10 @@ TEST(Kept, BlocksGoWithTheirGeneration) {
   kept.TakeRefuse();
   ASSERT_TRUE(kept.Apply(LeaseOf(50, 1, 30)));
   EXPECT_EQ(Dump(kept).size(), before.size() + 5) << "the generation, its blocks and a lease";
-  EXPECT_EQ(Dump(kept, protocol::kLinkBlocksVersion - 1), before);
   Kept copy;
   Kept::Cursor cursor;
   Kept::Statement statement;
-  while (kept.Next(&cursor, protocol::kLinkMaxVersion, &statement)) {
+  while (kept.Next(&cursor, &statement)) {
     ASSERT_TRUE(ApplyStatement(statement, &copy));
   }
   EXPECT_EQ(copy.generations().at(30).blocks.size(), 3U);
@@ -220,13 +216,12 @@ TEST(Kept, DescriptionGoesWithItsGeneration) {
   ASSERT_TRUE(kept.Apply(GenerationOf("a", 10), UniqueFd())) << "published, with the same";
   EXPECT_EQ(kept.generations().at(10).description_bytes, 5U);
   EXPECT_EQ(Dump(kept).size(), before.size() + 1);
-  EXPECT_EQ(Dump(kept, protocol::kLinkDescriptionVersion - 1), before);
   ASSERT_TRUE(kept.Apply(LinkDescription{10, 6}, Descriptor())) << "another one";
   EXPECT_EQ(kept.TakeRefuse().size(), 1U);
   Kept copy;
   Kept::Cursor cursor;
   Kept::Statement statement;
-  while (kept.Next(&cursor, protocol::kLinkMaxVersion, &statement)) {
+  while (kept.Next(&cursor, &statement)) {
     ASSERT_TRUE(ApplyStatement(statement, &copy));
   }
   EXPECT_EQ(Dump(copy).size(), before.size() + 1);
@@ -256,8 +251,7 @@ TEST(Kept, DescriptionGoesWithItsGeneration) {
   EXPECT_TRUE(kept.Apply(LinkDescription{10, 1}, Descriptor()));
 }
 
-// Content is kept with its generation and stated after it, except to a reader that does not know
-// it.
+// Content is kept with its generation and stated after it.
 TEST(Kept, ContentGoesWithItsGeneration) {
   Kept kept = Pod();
   const std::vector<std::string> before = Dump(kept);
@@ -269,11 +263,10 @@ TEST(Kept, ContentGoesWithItsGeneration) {
   ASSERT_TRUE(kept.Apply(GenerationOf("a", 10), UniqueFd())) << "published, with the same content";
   EXPECT_EQ(kept.generations().at(10).content_bytes, 0U);
   EXPECT_EQ(Dump(kept).size(), before.size() + 1);
-  EXPECT_EQ(Dump(kept, protocol::kLinkContentVersion - 1), before);
   Kept copy;
   Kept::Cursor cursor;
   Kept::Statement statement;
-  while (kept.Next(&cursor, protocol::kLinkMaxVersion, &statement)) {
+  while (kept.Next(&cursor, &statement)) {
     const auto taken = ApplyStatement(statement, &copy);
     ASSERT_TRUE(taken) << Said(taken);
   }
@@ -380,46 +373,21 @@ TEST(Kept, WhatIsNotStatedAgainUntilTheEndIsNoMore) {
                                        .offered_bytes = 0}));
 }
 
-// A broker of an older version would treat the flag as a breach of the protocol.
-TEST(Kept, AnOlderBrokerIsNotToldWhatGoesWithItsLastLease) {
-  Kept kept;
-  LinkBuffer buffer = BufferOf("ring");
-  buffer.flags = protocol::kFlagUntilUnused | protocol::kFlagWritersAll;
-  ASSERT_TRUE(kept.Apply(buffer));
-  for (const uint16_t version :
-       {uint16_t{protocol::kLinkUntilUnusedVersion - 1}, protocol::kLinkUntilUnusedVersion}) {
-    Kept::Cursor cursor;
-    Kept::Statement statement;
-    ASSERT_TRUE(kept.Next(&cursor, version, &statement));
-    const auto stated =
-        protocol::ParseLink<LinkBuffer>({statement.bytes.data(), statement.size_bytes});
-    ASSERT_TRUE(stated);
-    EXPECT_EQ((stated->flags & protocol::kFlagUntilUnused) != 0,
-              version == protocol::kLinkUntilUnusedVersion);
-    EXPECT_NE(stated->flags & protocol::kFlagWritersAll, 0u);
-  }
-}
-
 TEST(Kept, AClientInAnotherPodKeepsItsNames) {
   Kept kept;
-  protocol::LinkForeignClient foreign{
-      .client = ClientOf(1), .pod = ToNameField("servers-1"), .container = ToNameField("server")};
+  LinkClient foreign = ClientOf(1);
+  foreign.pod = ToNameField("servers-1");
+  foreign.pod_container = ToNameField("server");
   ASSERT_TRUE(kept.Apply(ClientOf(1), Descriptor()));
   ASSERT_TRUE(kept.Apply(foreign, Descriptor())) << "it says its pod after its first lease";
-  const auto next = [&](uint16_t version, Kept::Statement* statement) {
-    Kept::Cursor cursor;
-    return kept.Next(&cursor, version, statement);
-  };
+  Kept::Cursor cursor;
   Kept::Statement statement;
-  ASSERT_TRUE(next(protocol::kLinkForeignVersion, &statement));
-  const auto stated = protocol::ParseLink<protocol::LinkForeignClient>(
-      {statement.bytes.data(), statement.size_bytes});
+  ASSERT_TRUE(kept.Next(&cursor, &statement));
+  const auto stated =
+      protocol::ParseLink<LinkClient>({statement.bytes.data(), statement.size_bytes});
   ASSERT_TRUE(stated);
   EXPECT_EQ(stated->pod, foreign.pod);
-  EXPECT_EQ(stated->container, foreign.container);
-  ASSERT_TRUE(next(protocol::kLinkForeignVersion - 1, &statement));
-  EXPECT_TRUE(protocol::ParseLink<LinkClient>({statement.bytes.data(), statement.size_bytes}))
-      << "an older broker or plugin knows no such clients";
+  EXPECT_EQ(stated->pod_container, foreign.pod_container);
 }
 
 TEST(Kept, ADumpNamesOnlyGenerationsThatItHas) {
@@ -427,7 +395,7 @@ TEST(Kept, ADumpNamesOnlyGenerationsThatItHas) {
   ASSERT_TRUE(kept.Apply(BufferOf("a", 5)));
   Kept::Cursor cursor;
   Kept::Statement statement;
-  ASSERT_TRUE(kept.Next(&cursor, protocol::kLinkMaxVersion, &statement));
+  ASSERT_TRUE(kept.Next(&cursor, &statement));
   const auto buffer =
       protocol::ParseLink<LinkBuffer>({statement.bytes.data(), statement.size_bytes});
   ASSERT_TRUE(buffer);
@@ -505,7 +473,7 @@ TEST(Kept, DoesWhatTheModelDoes) {
       Kept copy;
       Kept::Cursor cursor;
       Kept::Statement statement;
-      while (kept.Next(&cursor, protocol::kLinkMaxVersion, &statement)) {
+      while (kept.Next(&cursor, &statement)) {
         const auto taken = ApplyStatement(statement, &copy);
         ASSERT_TRUE(taken) << Said(taken);
       }

@@ -68,12 +68,12 @@ std::string Text(const protocol::NameField& field) {
 }
 
 // As ClientView::container.
-std::string HolderOf(const protocol::LinkForeignClient& stated) {
+std::string HolderOf(const protocol::LinkClient& stated) {
   if (stated.pod[0] == '\0') {
-    return std::string(protocol::FromNameField(stated.client.container));
+    return std::string(protocol::FromNameField(stated.container));
   }
   return Concat(protocol::FromNameField(stated.pod), '/',
-                protocol::FromNameField(stated.container));
+                protocol::FromNameField(stated.pod_container));
 }
 
 // A registry of another version is not an error: there is nothing to read in it.
@@ -227,10 +227,7 @@ Result<void> LinkServer::Listen() {
 Result<void> LinkServer::ListenForOthers() {
   StopOthers();
   Connection* const connection = broker_ ? Find(broker_->connection) : nullptr;
-  if (grant_.others == Others::kNone || connection == nullptr ||
-      connection->version < protocol::kLinkOthersVersion) {
-    return {};
-  }
+  if (grant_.others == Others::kNone || connection == nullptr) return {};
   if (auto made = MakeSocket(others_path_, &others_); !made) return made;
   connection->others_due = true;
   Flush(connection->id);
@@ -455,15 +452,10 @@ Result<void> LinkServer::OnMessage(Connection& connection, protocol::Message& me
     return Broken(Concat("link message out of order: kind ", header->kind,
                          connection.greeted ? " after" : " before", " the greeting"));
   }
-  if (header->version > connection.version) {
-    return Broken(Concat("message version ", header->version, " is newer than the agreed version ",
-                         connection.version));
-  }
   const bool may_have_descriptor =
       kind == protocol::LinkKind::kRegistry || kind == protocol::LinkKind::kCounters ||
-      kind == protocol::LinkKind::kClient || kind == protocol::LinkKind::kForeignClient ||
-      kind == protocol::LinkKind::kGeneration || kind == protocol::LinkKind::kDescription ||
-      kind == protocol::LinkKind::kBlock;
+      kind == protocol::LinkKind::kClient || kind == protocol::LinkKind::kGeneration ||
+      kind == protocol::LinkKind::kDescription || kind == protocol::LinkKind::kBlock;
   if (message.descriptors.size() > (may_have_descriptor ? 1u : 0u)) {
     return Broken(Concat("unexpected descriptor in a link message: kind ", header->kind, " has ",
                          message.descriptors.size()));
@@ -483,18 +475,16 @@ Result<void> LinkServer::OnHello(Connection& connection, protocol::Message& mess
   if (!hello) return std::unexpected(hello.error());
   if (hello->min_version > protocol::kLinkMaxVersion ||
       hello->max_version < protocol::kLinkMinVersion) {
+    // So that the broker can say why it is refused.
+    protocol::Buffer bytes;
+    const size_t size =
+        protocol::EncodeLink(protocol::LinkKind::kWelcome, Welcome(connection), &bytes);
+    (void)protocol::TrySend(connection.socket.get(), {bytes.data(), size}, {});
     return Fail(Code::kIncompatible,
                 Concat(Text(hello->program), " supports link versions ", hello->min_version, " to ",
                        hello->max_version, ", but the plugin ", protocol::kLinkMinVersion, " to ",
                        protocol::kLinkMaxVersion),
-                "use a sidecar image of the plugin's release");
-  }
-  if (gpus_.size() > 1 && hello->max_version < protocol::kLinkGpusVersion) {
-    return Fail(
-        Code::kIncompatible,
-        Concat(Text(hello->program), " supports link versions up to ", hello->max_version,
-               ", but a pod with ", gpus_.size(), " GPUs needs ", protocol::kLinkGpusVersion),
-        "use a sidecar image of the plugin's release");
+                protocol::kOtherLinkVersion);
   }
   if (broker_ && broker_->pidfd && HasEnded(broker_->pidfd)) OnProcessEnded();
   if (broker_ && !IsBroker(connection, hello->epoch)) {
@@ -622,14 +612,6 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
       if (!body) return std::unexpected(body.error());
       broker_pod_ = protocol::FromNameField(body->pod);
       return {};
-    }
-    case protocol::LinkKind::kForeignClient: {
-      const auto body = protocol::ParseLink<protocol::LinkForeignClient>(message.span());
-      if (!body) return std::unexpected(body.error());
-      if (descriptor < 0 || !IsPidfd(descriptor)) {
-        return Broken(Concat("client ", body->client.client_id, " without a pidfd"));
-      }
-      return kept_.Apply(*body, take());
     }
     case protocol::LinkKind::kBuffer: {
       const auto body = protocol::ParseLink<protocol::LinkBuffer>(message.span());
@@ -796,7 +778,7 @@ Result<uint64_t> LinkServer::HandOver(const Deadline& deadline,
   }
   const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
   if (!welcome) return std::unexpected(welcome.error());
-  if (!broker_pod_.empty() && welcome->version >= protocol::kLinkForeignVersion) {
+  if (!broker_pod_.empty()) {
     const protocol::LinkBrokerPod pod{protocol::ToPodField(broker_pod_)};
     if (auto said = say(protocol::LinkKind::kBrokerPod, pod); !said) {
       return std::unexpected(said.error());
@@ -804,7 +786,7 @@ Result<uint64_t> LinkServer::HandOver(const Deadline& deadline,
   }
   Kept::Cursor cursor;
   Kept::Statement statement;
-  while (kept_.Next(&cursor, welcome->version, &statement)) {
+  while (kept_.Next(&cursor, &statement)) {
     const std::span<const int> descriptors(&statement.descriptor,
                                            statement.descriptor >= 0 ? 1 : 0);
     const Result<void> sent = protocol::Send(
@@ -864,7 +846,7 @@ bool LinkServer::NextDue(const Connection& connection, Kept::Statement* statemen
   }
   if (connection.dump_due) {
     *after = connection.cursor;
-    if (kept_.Next(after, connection.version, statement)) return true;
+    if (kept_.Next(after, statement)) return true;
     return encode(protocol::LinkKind::kEnd, protocol::LinkEnd{});
   }
   if (connection.devices_due == 0) return false;
@@ -1006,7 +988,7 @@ uint64_t LinkServer::kept_bytes(size_t gpu) const {
 size_t LinkServer::CountUsers() const {
   return static_cast<size_t>(std::ranges::count_if(kept_.clients(), [](const auto& entry) {
     const Kept::Client& client = entry.second;
-    return protocol::FromNameField(client.stated.client.container) == protocol::kOtherPods &&
+    return protocol::FromNameField(client.stated.container) == protocol::kOtherPods &&
            !HasEnded(client.pidfd);
   }));
 }
@@ -1033,7 +1015,7 @@ void LinkServer::AddProcesses(NodeProcesses* out) const {
     // memory of those that say their pod.
     const bool named = client.stated.pod[0] != '\0';
     const uint64_t offered_bytes =
-        named ? 0 : offered[std::string(protocol::FromNameField(client.stated.client.container))];
+        named ? 0 : offered[std::string(protocol::FromNameField(client.stated.container))];
     out->clients.push_back({.pid = static_cast<uint32_t>(pid),
                             .allocation = name_,
                             .container = HolderOf(client.stated),

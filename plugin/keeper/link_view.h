@@ -101,7 +101,7 @@ struct LinkView {
   std::vector<LeaseView> leases;    // Sorted by lease_id.
   std::vector<SyncView> syncs;      // Published signals, barriers and rings; in no order.
   // What the pod's processes counted, by container, over all brokers since the plugin knows the
-  // allocation. Empty: there was no broker with link version 2.
+  // allocation.
   std::vector<ContainerCounters> counters;
   // From the broker's start until containers could connect. Absent: no broker, or it does not state
   // it.

@@ -22,10 +22,7 @@ uint64_t ContentOf(const BufferView& buffer, const GenerationView& generation) {
                      buffer.state == registry::BufferState::kWriterDied;
   const uint64_t loaded_bytes = std::min(buffer.loaded_bytes, generation.size_bytes);
   if (!there) return loaded_bytes;
-  // If a broker states no content size, loaded_bytes is what was loaded, or 0 if nobody stated that
-  // either; then the whole size counts.
-  const bool was_loaded = buffer.current == generation.generation && loaded_bytes != 0;
-  return generation.content_bytes.value_or(was_loaded ? loaded_bytes : generation.size_bytes);
+  return generation.content_bytes.value_or(generation.size_bytes);
 }
 
 // Builds one pool: the buffers on that GPU first, then their meaning for containers.

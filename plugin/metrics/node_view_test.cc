@@ -218,28 +218,26 @@ TEST(NodeView, OldGenerationsCountUntilTheirLastHolderGoes) {
   EXPECT_EQ(ContainerOf(node.pools[0], "gpushm").proportional_bytes, 10U);
 }
 
-// Goal: the content is what was stated for the current generation, or all of it if nothing was. If
-// a broker's link version states no content, what was loaded counts.
+// Goal: the content is what was stated for the current generation, or all of it if nothing was.
 TEST(NodeView, ContentIsWhatWasSaid) {
   Node facts = Facts();
   LinkView link = Link();
-  for (const char* name : {"empty", "loaded", "loading", "said", "unsaid"}) {
+  for (const char* name : {"empty", "loading", "said", "unsaid"}) {
     AddBuffer(&link, name, static_cast<uint64_t>(link.buffers.size() + 1), 10);
     link.buffers.back().state = registry::BufferState::kReady;
   }
   link.buffers[0].generations[0].content_bytes = 0;
-  link.buffers[1].loaded_bytes = 4;
-  link.buffers[2].state = registry::BufferState::kLoading;
-  link.buffers[2].loaded_bytes = 3;
-  link.buffers[2].generations[0].content_bytes = 8;  // Of the previous load.
-  link.buffers[3].loaded_bytes = 4;
-  link.buffers[3].generations[0].content_bytes = 5;
+  link.buffers[1].state = registry::BufferState::kLoading;
+  link.buffers[1].loaded_bytes = 3;
+  link.buffers[1].generations[0].content_bytes = 8;  // Of the previous load.
+  link.buffers[2].loaded_bytes = 4;
+  link.buffers[2].generations[0].content_bytes = 5;
   facts.links.push_back(link);
   std::vector<uint64_t> contents;
   for (const PoolBuffer& buffer : BuildNodeView(facts).pools[0].buffers) {
     contents.push_back(buffer.content_bytes);
   }
-  EXPECT_EQ(contents, (std::vector<uint64_t>{0, 4, 3, 5, 9}));
+  EXPECT_EQ(contents, (std::vector<uint64_t>{0, 3, 5, 9}));
 }
 
 TEST(NodeView, APoolIsNamedAfterItsPodOrItsAllocation) {

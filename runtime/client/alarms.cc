@@ -38,10 +38,6 @@ Result<Client::Alarm> Client::GetAlarm(const Lease& page, protocol::AlarmUse use
   if (auto done = session_.EnsureConnected(*lock, /*wait=*/false, deadline); !done) {
     return std::unexpected(done.error());
   }
-  if (session_.peer(*lock).version < protocol::VersionOf(Kind::kAlarm)) {
-    return Fail(Code::kUnsupported, "the pod's sidecar is too old for alarms",
-                "update gpushm's images, then restart the pod");
-  }
   const protocol::AlarmRequest request{
       .lease_id = page.id, .use = static_cast<uint32_t>(use), .news = static_cast<uint32_t>(news)};
   std::vector<UniqueFd> received;

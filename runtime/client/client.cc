@@ -499,17 +499,7 @@ Result<std::vector<protocol::GpuEntry>> Client::Gpus(const Wait& wait) {
   if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
     return std::unexpected(done.error());
   }
-  if (session_.peer(*lock).version >= protocol::kGpusVersion) return AskForGpus(*lock, wait);
-  const auto broker = session_.Ask<protocol::BrokerInfoReply>(
-      *lock, Kind::kBrokerInfo, protocol::BrokerInfoRequest{}, wait.answer,
-      {.loss = Call::Loss::kRepeatable});
-  if (!broker) return std::unexpected(broker.error());
-  const bool lost = session_.registry().Share()->all_devices_lost();
-  return std::vector<protocol::GpuEntry>{{.gpu_uuid = broker->gpu_uuid,
-                                          .pool_bytes = broker->pool_bytes,
-                                          .used_bytes = broker->used_bytes,
-                                          .lost = lost ? 1U : 0U,
-                                          .reserved = 0}};
+  return AskForGpus(*lock, wait);
 }
 
 Result<std::vector<protocol::GpuEntry>> Client::AskForGpus(const SessionLock& lock,
@@ -654,9 +644,7 @@ Result<Client::Grant> Client::RequestLease(const SessionLock& lock, std::string_
   protocol::AttachRequest request{};
   request.name = protocol::ToNameField(name);
   request.access = static_cast<uint32_t>(access);
-  if (session_.peer(lock).version >= protocol::kPeerWaysVersion) {
-    request.peer_way = static_cast<uint32_t>(way);
-  }
+  request.peer_way = static_cast<uint32_t>(way);
   request.generation = record.generation;
   request.gpu_uuid = record.gpu;
   Grant grant{};
@@ -974,19 +962,13 @@ Result<Attachment*> Client::Replace(std::string_view name, uint64_t size_bytes,
 
 Result<Client::Place> Client::PlaceOf(const SessionLock& lock, Kind kind, std::string_view name,
                                       const MakeOptions& options, const Wait& wait) {
-  const Peer& peer = session_.peer(lock);
-  const Place first{.gpu = GpuUuid{peer.gpu_uuid}, .gpu_number = 0};
+  const Place first{.gpu = GpuUuid{session_.peer(lock).gpu_uuid}, .gpu_number = 0};
   if (kind == Kind::kReplace) {
     const auto found = session_.registry().Share()->Find(name);
     if (!found) return first;  // The broker says why.
     return Place{.gpu = GpuUuid{found->record.gpu}, .gpu_number = found->record.gpu_number};
   }
   if (options.gpu == 0) return first;
-  if (peer.version < protocol::kGpusVersion) {
-    return Fail(Code::kUnsupported,
-                Concat("gpu is ", options.gpu, ", but the pod's sidecar is older and has one GPU"),
-                "use gpu 0, or restart the pod with the sidecar of gpushm 1.0 or newer");
-  }
   const auto gpus = AskForGpus(lock, wait);
   if (!gpus) return std::unexpected(gpus.error());
   if (options.gpu >= gpus->size()) {
@@ -1017,11 +999,9 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
     if (!found) return std::unexpected(found.error());
     device = std::move(*found);
   }
-  uint32_t flags =
-      (attach ? protocol::kFlagAttach : 0) | (options.unpublished ? protocol::kFlagUnpublished : 0);
-  if (options.until_unused && session_.peer(*lock).version >= protocol::kUntilUnusedVersion) {
-    flags |= protocol::kFlagUntilUnused;
-  }
+  uint32_t flags = (attach ? protocol::kFlagAttach : 0) |
+                   (options.unpublished ? protocol::kFlagUnpublished : 0) |
+                   (options.until_unused ? protocol::kFlagUntilUnused : 0);
   Grant grant{};
   const Call call{.received = &grant.descriptors};
   Result<protocol::AttachReply> reply = Fail(Code::kInternal, "no request was sent");
@@ -1145,18 +1125,12 @@ Result<Attachment*> Client::MakePage(std::string_view name, uint64_t size_bytes,
   if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
     return std::unexpected(done.error());
   }
-  if (session_.peer(*lock).version < protocol::VersionOf(Kind::kMakePage)) {
-    return Fail(Code::kUnsupported, "the pod's sidecar is too old for signals, barriers and rings",
-                "restart the pod, so that it gets the sidecar of the injector's release");
-  }
-  const bool until_unused =
-      options.until_unused && session_.peer(*lock).version >= protocol::kUntilUnusedVersion;
   const protocol::MakePageRequest request{
       .name = protocol::ToNameField(name),
       .size_bytes = size_bytes,
       .flags = (options.writers_all ? protocol::kFlagWritersAll : 0) |
                (options.one_writer ? protocol::kFlagOneWriter : 0) |
-               (until_unused ? protocol::kFlagUntilUnused : 0),
+               (options.until_unused ? protocol::kFlagUntilUnused : 0),
       .reserved = 0,
       .after_generation = options.after_generation};
   Grant grant{};

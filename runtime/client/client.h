@@ -70,7 +70,7 @@ struct PageOptions {
   bool writers_all = false;
   bool one_writer = false;
   uint64_t after_generation = 0;  // See protocol::MakePageRequest.
-  bool until_unused = false;      // See protocol::kFlagUntilUnused; an older broker keeps the page.
+  bool until_unused = false;      // See protocol::kFlagUntilUnused.
 };
 
 struct MakeOptions {
@@ -78,7 +78,7 @@ struct MakeOptions {
   bool one_writer = false;
   protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
   bool unpublished = false;
-  bool until_unused = false;  // See protocol::kFlagUntilUnused; an older broker keeps the buffer.
+  bool until_unused = false;  // See protocol::kFlagUntilUnused.
   uint32_t gpu = 0;           // Number among the pod's GPUs. A replacement stays where it is.
 };
 
@@ -174,7 +174,7 @@ class Client final : private SessionObserver {
                                          const Wait& wait);
   Result<std::vector<protocol::HolderEntry>> Holders(std::string_view name, const Wait& wait);
   Result<protocol::BrokerInfoReply> Broker(const Wait& wait);
-  // The pod's, by number. An older broker has one.
+  // The pod's, by number.
   Result<std::vector<protocol::GpuEntry>> Gpus(const Wait& wait);
 
   // ---- attachments
@@ -219,8 +219,7 @@ class Client final : private SessionObserver {
     UniqueFd descriptor;
     uint64_t number = 0;
   };
-  // `page` 0: that of the names. kUnsupported: the broker is too old. kNotFound: nobody listens, or
-  // the lease has ended.
+  // `page` 0: that of the names. kNotFound: nobody listens, or the lease has ended.
   Result<Alarm> GetAlarm(const Lease& page, protocol::AlarmUse use, signal::News news,
                          const Deadline& deadline);
   // Connects if the broker has gone, with one attempt. `watch` gets the number of the connection
@@ -371,8 +370,6 @@ class Client final : private SessionObserver {
   static Result<std::vector<OfferedBlock>> ExportAll(
       const CudaApi& api, std::span<const OfferedAllocation> allocations);
 
-  // kUnsupported: the broker is too old for descriptions.
-  Result<void> CheckDescriptions(const Wait& wait);
   Result<void> SendDescription(const Attachment& attachment, const UniqueFd& memory,
                                uint64_t size_bytes, const Wait& wait);
 
@@ -436,8 +433,6 @@ class Client final : private SessionObserver {
   void GiveContentUp(Attachment* attachment, bool detaches);
   Result<void> ReportContent(const Attachment& attachment, uint64_t loaded_bytes, bool complete,
                              const Wait& wait);
-  // kUnsupported: the broker is too old for it.
-  Result<void> CheckUnpublishedContent(const Wait& wait, std::string_view remedy);
 
   const ClientOptions options_;
   const Handle handle_{HandleKind::kClient, this};

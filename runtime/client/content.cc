@@ -13,27 +13,10 @@ Result<void> Client::SetContent(Attachment* attachment, uint64_t content_bytes, 
         Code::kInvalidArgument,
         Concat(content_bytes, " bytes of content do not fit into a buffer of size ", size_bytes));
   }
-  if (attachment->unpublished()) {
-    if (auto known = CheckUnpublishedContent(
-            wait,
-            "call gpushm_attachment_set_content after gpushm_attachment_publish, or update gpushm's images");
-        !known) {
-      return known;
-    }
-  }
   if (auto said = ReportContent(*attachment, content_bytes, true, wait); !said) return said;
   attachment->NoteContent(content_bytes);
   attachment->AcceptFill();
   return {};
-}
-
-Result<void> Client::CheckUnpublishedContent(const Wait& wait, std::string_view remedy) {
-  const Result<SessionLock> lock = session_.Lock(wait.answer);
-  if (!lock) return std::unexpected(lock.error());
-  if (session_.peer(*lock).version >= protocol::kContentVersion) return {};
-  return Fail(Code::kUnsupported,
-              "the pod's sidecar is too old to record the content of an unpublished buffer",
-              std::string(remedy));
 }
 
 Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded_bytes,

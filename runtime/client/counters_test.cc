@@ -21,9 +21,6 @@ using protocol::Counter;
 using protocol::Kind;
 using protocol::WordOf;
 
-constexpr uint16_t kOld = 1;
-constexpr uint16_t kNew = 2;
-
 WritableSegment NewPage() {
   return *MakeSealed("counters", sizeof(protocol::CounterPage), Writers::kAll);
 }
@@ -93,10 +90,6 @@ TEST(Counters, NothingIsLostWhilePagesChange) {
 
 class CountersTest : public ConnectionTest {
  protected:
-  void Start(uint16_t version, uint64_t epoch = 1) {
-    ConnectionTest::Start(epoch);
-    broker_->Speak(version);
-  }
   // Fails with NOT_FOUND.
   void Miss() {
     auto options = Sized<gpushm_attach_options>();
@@ -108,7 +101,7 @@ class CountersTest : public ConnectionTest {
 };
 
 TEST_F(CountersTest, CountsErrorsByCauseAndWaits) {
-  Start(kNew);
+  Start();
   Open();
   Miss();
   Miss();
@@ -132,7 +125,7 @@ TEST_F(CountersTest, CountsErrorsByCauseAndWaits) {
 
 // Method: the replace may happen before the wait begins, so it is repeated until one comes later.
 TEST_F(CountersTest, CountsAWaitThatEndedWell) {
-  Start(kNew);
+  Start();
   Open();
   ASSERT_EQ(gpushm_create(client_.get(), "frames", 4096, nullptr, nullptr), GPUSHM_OK);
   const Deadline deadline = Deadline::AfterMs(20'000);
@@ -151,37 +144,31 @@ TEST_F(CountersTest, CountsAWaitThatEndedWell) {
   EXPECT_GT(Counted(WordOf(Counter::kWaitNs)), 0u);
 }
 
-TEST_F(CountersTest, ABrokerOfVersionOneIsAskedForNothing) {
-  Start(kOld);
+// The broker dies and another one comes: counting continues, also from before there was a page.
+TEST_F(CountersTest, GoesOnOverBrokersWithAndWithoutAPage) {
+  Start();
+  broker_->SetTwist([](const FakeRequest& request, FakeReply* reply) {
+    if (request.kind == Kind::kCounters) reply->Set(Status(Code::kExhausted, "no memory"));
+  });
   Open();
   Miss();
-  EXPECT_EQ(BrokerInfo(), GPUSHM_OK);
-  EXPECT_EQ(broker_->requests(Kind::kCounters), 0u);
-  EXPECT_EQ(broker_->connections(), 1u);
-}
-
-// The pod's sidecar is updated, or the new one dies and the old one comes back: counting continues.
-TEST_F(CountersTest, GoesOnOverBrokersOfBothVersions) {
-  Start(kOld);
-  Open();
-  Miss();
-  Start(kNew, 2);
+  Start(2);
   Miss();
   EXPECT_EQ(Counted(WordOf(Code::kNotFound)), 2u) << "and what was counted before, too";
-  Start(kNew, 3);
+  Start(3);
   Miss();
   EXPECT_EQ(Counted(WordOf(Code::kNotFound)), 1u) << "a new page begins at 0";
   broker_.reset();
   auto soon = Sized<gpushm_delete_options>();
   soon.timeout_ms = GPUSHM_DONT_WAIT;
   EXPECT_EQ(gpushm_delete(client_.get(), "nothing", &soon), GPUSHM_UNAVAILABLE);
-  Start(kNew, 4);
+  Start(4);
   Miss();
   EXPECT_EQ(Counted(WordOf(Code::kUnavailable)), 1u) << "counted while no broker was there";
 }
 
 TEST_F(CountersTest, AResumedConnectionGoesOnWithItsPage) {
-  Start(kNew);
+  Start();
   broker_->KeepClients();
   Open();
   Miss();
@@ -195,7 +182,7 @@ TEST_F(CountersTest, AResumedConnectionGoesOnWithItsPage) {
 }
 
 TEST_F(CountersTest, WithoutAPageItWorksOn) {
-  Start(kNew);
+  Start();
   broker_->SetTwist([](const FakeRequest& request, FakeReply* reply) {
     if (request.kind == Kind::kCounters) reply->Set(Status(Code::kExhausted, "no memory"));
   });
@@ -223,7 +210,7 @@ TEST_F(CountersTest, RefusesPagesThatCouldKillIt) {
   ASSERT_EQ(ftruncate(hollow.get(), 4096), 0);
   ASSERT_EQ(fcntl(hollow.get(), F_ADD_SEALS, kSizeSeals), 0);
   const UniqueFd other(open("/dev/null", O_RDWR | O_CLOEXEC));
-  Start(kNew);
+  Start();
   auto options = Sized<gpushm_open_options>();
   options.folder = folder_.path().c_str();
   options.timeout_ms = GPUSHM_DONT_WAIT;
@@ -243,7 +230,7 @@ TEST_F(CountersTest, RefusesPagesThatCouldKillIt) {
 }
 
 TEST_F(CountersTest, AThousandReconnectsLeaveNoPages) {
-  Start(kNew);
+  Start();
   Open();
   const auto pages = [] {
     size_t count = 0;

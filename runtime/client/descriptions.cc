@@ -4,26 +4,8 @@
 #include "runtime/client/client.h"
 
 namespace gpushm::client {
-namespace {
 
 using protocol::Kind;
-
-Result<void> CheckVersion(uint16_t version) {
-  if (version >= protocol::kDescriptionVersion) return {};
-  return Fail(Code::kUnsupported,
-              Concat("the pod's sidecar is too old for descriptions: it speaks version ", version,
-                     " of the protocol; they need ", protocol::kDescriptionVersion),
-              "update gpushm's images, then restart the pod");
-}
-
-}  // namespace
-
-Result<void> Client::CheckDescriptions(const Wait& wait) {
-  const Result<SessionLock> lock = session_.Lock(wait.answer);
-  if (!lock) return std::unexpected(lock.error());
-  if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) return done;
-  return CheckVersion(session_.peer(*lock).version);
-}
 
 Result<void> Client::SetDescription(const Attachment& attachment, std::span<const std::byte> bytes,
                                     const Wait& wait) {
@@ -47,7 +29,6 @@ Result<void> Client::SendDescription(const Attachment& attachment, const UniqueF
     return Fail(Code::kOrphaned, "the broker restarted and does not have this buffer",
                 "create the buffer again");
   }
-  if (auto known = CheckVersion(session_.peer(*lock).version); !known) return known;
   const Lease lease = attachment.lease();
   const protocol::DescribeRequest request{.lease_id = lease.id, .size_bytes = size_bytes};
   const std::array descriptors{memory.get()};
@@ -64,9 +45,6 @@ Result<std::unique_ptr<Description>> Client::Describe(std::string_view name, uin
     return std::unexpected(valid.error());
   }
   DoChores(wait.answer);
-  if (required) {
-    if (auto known = CheckDescriptions(wait); !known) return std::unexpected(known.error());
-  }
   const Judge judge = [&](const registry::BufferRecord& record) -> Verdict {
     if (generation != 0 && record.generation != generation) return {};  // The broker knows.
     const bool has_any =
@@ -89,9 +67,6 @@ Result<std::unique_ptr<Description>> Client::Describe(std::string_view name, uin
   if (!lock) return std::unexpected(lock.error());
   if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
     return std::unexpected(done.error());
-  }
-  if (auto known = CheckVersion(session_.peer(*lock).version); !known) {
-    return std::unexpected(known.error());
   }
   const protocol::DescriptionRequest request{.name = protocol::ToNameField(name),
                                              .generation = generation};

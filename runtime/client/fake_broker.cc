@@ -132,6 +132,7 @@ void FakeBroker::SetState(const std::string& name, registry::BufferState state) 
 void FakeBroker::SetGpus(uint32_t count, uint32_t lost) {
   const std::lock_guard lock(mutex_);
   gpus_ = count;
+  lost_gpus_ = lost;
   registry_->SetGpus(count);
   registry_->SetLostGpus(lost);
 }
@@ -154,11 +155,6 @@ void FakeBroker::Remove(const std::string& name) {
   const std::lock_guard lock(mutex_);
   (void)registry_->Withdraw(buffers_.at(name).slot);
   buffers_.erase(name);
-}
-
-void FakeBroker::Speak(uint16_t version) {
-  const std::lock_guard lock(mutex_);
-  version_ = version;
 }
 
 protocol::CounterValues FakeBroker::counted() const {
@@ -208,6 +204,7 @@ void FakeBroker::Run() {
       } else {
         std::erase_if(leases_,
                       [&](const auto& l) { return l.second.client_id == open[i].client_id; });
+        pages_.erase(open[i].client_id);
       }
       open.erase(open.begin() + static_cast<ptrdiff_t>(i));
     }
@@ -230,7 +227,6 @@ bool FakeBroker::Serve(Connection* connection) {
   const FakeRequest request{static_cast<Kind>(header->kind), &message, connection->number};
   FakeReply reply;
   const std::lock_guard lock(mutex_);
-  if (header->version > version_) return false;
   ++requests_[request.kind];
   // A descriptor needs its announcement (messages.h, rule 4).
   if (!message.descriptors.empty() && !connection->announced && request.kind != Kind::kHello) {
@@ -281,12 +277,15 @@ void FakeBroker::Answer(const FakeRequest& request, Connection* connection, Fake
       protocol::BrokerInfoReply body{};
       body.container = protocol::ToNameField("decoder");
       body.epoch = epoch_;
-      body.version = 1;
+      body.version = protocol::kMaxVersion;
       return Fill(request, body, reply);
     }
     case Kind::kGpus: {
       protocol::GpusReply body{};
-      for (; body.count < gpus_; ++body.count) body.entries[body.count].gpu_uuid = gpu_.bytes;
+      for (; body.count < gpus_; ++body.count) {
+        body.entries[body.count].gpu_uuid = gpu_.bytes;
+        body.entries[body.count].lost = lost_gpus_ >> body.count & 1;
+      }
       return Fill(request, body, reply);
     }
     case Kind::kCounters:
@@ -297,7 +296,7 @@ void FakeBroker::Answer(const FakeRequest& request, Connection* connection, Fake
     case Kind::kTransfer:
       return Fill(request, protocol::TransferReply{7, 100}, reply);
     case Kind::kTransferStatus:
-      return Fill(request, protocol::TransferStatusReply{100, 100, 1, 0}, reply);
+      return Fill(request, protocol::TransferStatusReply{100, 100, 1, 0, 0, 0}, reply);
     default:
       return Fill(request, protocol::EmptyReply{}, reply);
   }
@@ -317,7 +316,7 @@ void FakeBroker::AnswerCounters(const FakeRequest& request, Connection* connecti
 void FakeBroker::AnswerHello(const FakeRequest& request, Connection* connection, FakeReply* reply) {
   const auto asked = protocol::Parse<protocol::HelloRequest>(request.message->span());
   protocol::HelloReply body{};
-  body.version = asked ? std::min(asked->max_version, version_) : 1;
+  body.version = protocol::kMaxVersion;
   body.epoch = epoch_;
   body.gpu_uuid = gpu_.bytes;
   body.container = protocol::ToNameField("decoder");

@@ -76,8 +76,6 @@ class FakeBroker {
   void SetGeneration(const std::string& name, uint64_t generation);
   void Remove(const std::string& name);
 
-  // Speaks protocol versions up to this one. The default is 1: a broker without counters.
-  void Speak(uint16_t version);
   // The sum of the values in its pages.
   protocol::CounterValues counted() const;
   // The PID in the last offer.
@@ -125,7 +123,7 @@ class FakeBroker {
   std::map<std::string, Buffer> buffers_;
   std::map<uint64_t, FakeLease> leases_;
   uint32_t gpus_ = 1;
-  uint16_t version_ = 1;
+  uint32_t lost_gpus_ = 0;
   std::map<uint64_t, WritableSegment> pages_;  // By client.
   bool keeps_clients_ = false;
   std::set<uint64_t> resumable_;

@@ -112,25 +112,10 @@ FileWay WayForBroker(const FilePlan& plan, FileWay asked) {
   return plan.way == FileWay::kDirect && IsOpen(asked) ? FileWay::kAutoGds : FileWay::kAuto;
 }
 
-// Older brokers do not know GPUDirect Storage, and always save the whole buffer.
-Result<void> FitToBroker(uint16_t version, protocol::TransferRequest& request) {
-  if (version < protocol::kContentVersion &&
-      request.direction == static_cast<uint32_t>(Direction::kSaveWhole)) {
-    request.direction = static_cast<uint32_t>(Direction::kSave);
-  }
-  if (version >= protocol::kTransferReportVersion) return {};
-  if (request.file_way == static_cast<uint32_t>(FileWay::kGds)) {
-    return Fail(Code::kUnsupported, "the pod's sidecar is too old for GPUDirect Storage",
-                "update gpushm's images, then restart the pod");
-  }
-  request.file_way = 0;
-  return {};
-}
-
 // `planned` applies if the broker does not report a method.
-TransferOutcome OutcomeOf(const protocol::TransferReportReply& report, FileWay planned) {
+TransferOutcome OutcomeOf(const protocol::TransferStatusReply& report, FileWay planned) {
   return {.way = TransferWay::kBroker,
-          .bytes = report.status.done_bytes,
+          .bytes = report.done_bytes,
           .elapsed_ns = 0,
           .file = {.way = report.file_way == 0 ? planned : static_cast<FileWay>(report.file_way)},
           .moving_ns = static_cast<int64_t>(report.moving_ns),
@@ -188,12 +173,6 @@ Result<TransferOutcome> Client::Load(Attachment* attachment, const TransferFile&
   }
   if (auto can = CheckMovable(attachment, options); !can) return std::unexpected(can.error());
   const bool unpublished = attachment->unpublished();
-  if (unpublished) {
-    if (auto known = CheckUnpublishedContent(wait, "update gpushm's images, then restart the pod");
-        !known) {
-      return std::unexpected(known.error());
-    }
-  }
   // From here on, a failure means that the content is not what the caller wanted.
   if (!attachment->BeginFill()) return std::unexpected(FailRunning().error());
   using Fill = Attachment::Fill;
@@ -252,9 +231,6 @@ Result<std::unique_ptr<TensorsToSave>> Client::FindTensors(std::string_view name
   if (options.format == Format::kRaw || (!wanted && (options.whole || !to.path))) return nullptr;
   if (!generation.described && !wanted) return nullptr;
   const auto description = Describe(name, generation.number, wait);
-  if (!description && description.error().code() == Code::kUnsupported && !wanted) {
-    return nullptr;  // The broker is older than descriptions.
-  }
   if (!description) return std::unexpected(description.error());
   if (!tensors::TensorTable::IsTable((*description)->bytes())) {
     if (!wanted) return nullptr;
@@ -412,7 +388,6 @@ Result<TransferOutcome> Client::Fill(Attachment* attachment, const LoadSource& s
     if (source.has_tensors()) {
       description = SealBytes("description", source.table);
       if (!description) return std::unexpected(description.error());
-      if (auto known = CheckDescriptions(wait); !known) return std::unexpected(known.error());
     }
     job.address = facts.address;
     job.size_bytes = source.is_stream() ? facts.size_bytes : first.size_bytes;
@@ -497,7 +472,6 @@ Result<TransferOutcome> Client::LoadTensorsByBroker(std::string_view name, const
                                                     const Wait& wait) {
   const Result<UniqueFd> description = SealBytes("description", source.table);
   if (!description) return std::unexpected(description.error());
-  if (auto known = CheckDescriptions(wait); !known) return std::unexpected(known.error());
   Result<TensorStream> stream = TensorStream::Start(source);
   if (!stream) return std::unexpected(stream.error());
   bool source_failed = false;
@@ -602,13 +576,10 @@ Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Directio
   request.chunk_bytes = std::min(options.chunk_bytes, kMaxTransferChunkBytes);
   request.file_way = static_cast<uint32_t>(WayForBroker(file.plan, options.file_way));
   uint64_t serial = 0;
-  uint16_t version = 0;
   protocol::TransferStatusRequest question{};
   {
     const Result<SessionLock> lock = session_.Lock(wait.answer);
     if (!lock) return std::unexpected(lock.error());
-    version = session_.peer(*lock).version;
-    if (auto known = FitToBroker(version, request); !known) return std::unexpected(known.error());
     const std::array descriptors{file.fd, description};
     const auto started = session_.Ask<protocol::TransferReply>(
         *lock, Kind::kTransfer, request, wait.answer,
@@ -619,19 +590,13 @@ Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Directio
   }
   // Never with the lock held: the caller's progress function may call gpushm.
   const auto ask = [&](bool cancel,
-                       const Deadline& deadline) -> Result<protocol::TransferReportReply> {
+                       const Deadline& deadline) -> Result<protocol::TransferStatusReply> {
     const Result<SessionLock> lock = session_.Lock(deadline);
     if (!lock) return std::unexpected(lock.error());
     question.cancel = cancel ? 1 : 0;
-    const Call call{.loss = Call::Loss::kRepeatable, .serial = serial};
-    if (version >= protocol::kTransferReportVersion) {
-      return session_.Ask<protocol::TransferReportReply>(*lock, Kind::kTransferStatus, question,
-                                                         deadline, call);
-    }
-    const auto status = session_.Ask<protocol::TransferStatusReply>(*lock, Kind::kTransferStatus,
-                                                                    question, deadline, call);
-    if (!status) return std::unexpected(status.error());
-    return protocol::TransferReportReply{*status, 0, 0, 0, 0};
+    return session_.Ask<protocol::TransferStatusReply>(
+        *lock, Kind::kTransferStatus, question, deadline,
+        {.loss = Call::Loss::kRepeatable, .serial = serial});
   };
   const auto stop = [&](const Status& why) -> Result<TransferOutcome> {
     // The cancel request gets its own time, because the deadline may have passed.
@@ -642,9 +607,9 @@ Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Directio
     const auto report = ask(/*cancel=*/false, wait.answer);
     if (!report && report.error().code() == Code::kTimeout) return stop(report.error());
     if (!report) return std::unexpected(report.error());
-    const auto go_on = CallProgress(options, wait, report->status.done_bytes,
-                                    file.is_stream() ? 0 : report->status.total_bytes);
-    if (report->status.finished != 0) return OutcomeOf(*report, file.plan.way);
+    const auto go_on =
+        CallProgress(options, wait, report->done_bytes, file.is_stream() ? 0 : report->total_bytes);
+    if (report->finished != 0) return OutcomeOf(*report, file.plan.way);
     if (!go_on) return stop(go_on.error());
     if (wait.answer.Passed()) {
       return stop(Status(Code::kTimeout, "the deadline passed before the transfer ended",

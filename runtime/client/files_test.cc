@@ -270,28 +270,6 @@ TEST_F(ClientTest, LoadsByGpuDirectStorage) {
   EXPECT_EQ(broker_->leases().size(), 0u);
 }
 
-// Goal: the library sends no request that an older broker would misunderstand.
-TEST_F(ClientTest, AnOldBrokerKnowsNoContentOfWhatIsNotPublished) {
-  broker_->Add("weights", 5, kMiB,
-               api_);  // From now on, the broker makes buffers from this driver's memory.
-  Open();
-  auto making = Sized<gpushm_create_options>();
-  making.unpublished = 1;
-  gpushm_attachment* made = nullptr;
-  ASSERT_EQ(gpushm_create(client_.get(), "new", kMiB, &making, &made), GPUSHM_OK)
-      << gpushm_last_error()->text;
-  EXPECT_EQ(gpushm_attachment_set_content(made, 5), GPUSHM_UNSUPPORTED);
-  EXPECT_THAT(gpushm_last_error()->text, HasSubstr("too old"));
-  const std::string path = folder_.path() + "/in.bin";
-  std::ofstream(path) << "x";
-  EXPECT_EQ(gpushm_attachment_load(made, path.c_str(), nullptr, nullptr), GPUSHM_UNSUPPORTED);
-  EXPECT_THAT(gpushm_last_error()->text, HasSubstr("too old"));
-  EXPECT_EQ(broker_->requests(Kind::kContent), 0u);
-  ASSERT_EQ(gpushm_attachment_publish(made), GPUSHM_OK) << gpushm_last_error()->text;
-  EXPECT_EQ(gpushm_attachment_set_content(made, 5), GPUSHM_OK) << gpushm_last_error()->text;
-  EXPECT_EQ(gpushm_attachment_set_content(made, kMiB + 1), GPUSHM_INVALID_ARGUMENT);
-}
-
 TEST_F(ClientTest, TransferOptionsAreChecked) {
   broker_->Add("weights", 5, 3 * kMiB, api_);
   Open();

@@ -248,12 +248,9 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
       const bool whole = blocks->size() == 1 && request.offset == 0;
       request.transport =
           static_cast<uint32_t>(whole ? protocol::Transport::kVmm : protocol::Transport::kBlocks);
-      Result<OfferOutcome> outcome = as_it_is(*blocks);
-      if (outcome || outcome.error().code() != Code::kUnsupported) return outcome;
-      reason = outcome.error();
-    } else {
-      reason = blocks.error();
+      return as_it_is(*blocks);
     }
+    reason = blocks.error();
   } else if (first.allows_cuipc) {
     CUipcMemHandle handle{};
     if (auto done = api.Check(api.cuIpcGetMemHandle(&handle, address), "cuIpcGetMemHandle"); done) {
@@ -275,8 +272,7 @@ Result<uint32_t> Client::NumberOf(const GpuUuid& gpu, const Wait& wait) {
   if (auto ready = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !ready) {
     return std::unexpected(ready.error());
   }
-  const Peer& peer = session_.peer(*lock);
-  if (peer.gpu_uuid == gpu.bytes || peer.version < protocol::kGpusVersion) return 0;
+  if (session_.peer(*lock).gpu_uuid == gpu.bytes) return 0;
   const auto gpus = AskForGpus(*lock, wait);
   if (!gpus) return std::unexpected(gpus.error());
   const auto found = std::ranges::find(*gpus, gpu.bytes, &protocol::GpuEntry::gpu_uuid);
@@ -317,10 +313,6 @@ Result<uint64_t> Client::StageBlocks(const SessionLock& lock, std::span<const Of
         .mapped_bytes = blocks[i].mapped_bytes, .index = i, .reserved = 0};
     if (auto ready = session_.EnsureConnected(lock, !wait.dont_wait, wait.answer); !ready) {
       return std::unexpected(ready.error());
-    }
-    if (session_.peer(lock).version < protocol::kBlocksVersion) {
-      return Fail(Code::kUnsupported, "the sidecar is older and shares whole allocations only",
-                  "offer a whole allocation, update the sidecar's image, or set allow_copy");
     }
     if (i == 0) serial = session_.peer(lock).serial;
     const auto staged =

@@ -32,9 +32,13 @@ class OfferTest : public ClientTest {
     ClientTest::SetUp();
     context_.emplace(MakeContext());
     broker_->Add("some", 1, kBytes, api_);  // Gives the broker the driver.
-    broker_->Speak(protocol::kBlocksVersion - 1);
     Open();
-    auto memory = DeviceMemory::Create(*api_, 0, 2 * kBytes);
+    // Imported memory has no descriptor to share.
+    const auto made = DeviceMemory::Create(*api_, 0, 2 * kBytes);
+    ASSERT_TRUE(made) << made.error().ToString();
+    const auto descriptor = made->Export();
+    ASSERT_TRUE(descriptor) << descriptor.error().ToString();
+    const auto memory = DeviceMemory::Import(*api_, descriptor->get());
     ASSERT_TRUE(memory) << memory.error().ToString();
     auto mapping = DeviceMapping::Map(*api_, *memory, 2 * kBytes, 0, Access::kReadWrite);
     ASSERT_TRUE(mapping) << mapping.error().ToString();
@@ -52,7 +56,6 @@ class OfferTest : public ClientTest {
     streams_.push_back(stream);
     return stream;
   }
-  // The second half of an allocation, which an older sidecar does not share.
   CUdeviceptr address() const { return memory_->address() + kBytes; }
   // Simulates a kernel that takes 50 ms and then writes.
   void Produce(CUstream stream) {

@@ -545,15 +545,6 @@ Sight Ring::Look() {
     return {.ready = true, .failure = owned && writer.ended() ? writer.end() : Code::kOrphaned};
   }
   if (outlook == kAfterGpu) return {.pace = Pace::kFast};
-  // A participant with an older library rings no alarm.
-  for (uint32_t i = 0; i < page_.page().cells(); ++i) {
-    const signal::Cell& other = page_.cell(i);
-    const bool waited_for = (i == 0) == (role_ == Role::kReader);
-    if (waited_for && signal::StateOf(other) == signal::CellState::kLive &&
-        signal::ToldOf(other) == signal::Told::kNever) {
-      return {.pace = Pace::kSlow};
-    }
-  }
   return {};
 }
 

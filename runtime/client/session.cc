@@ -181,7 +181,7 @@ Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
         Code::kIncompatible,
         Concat("the broker chose protocol version ", reply->version, ", but this library supports ",
                protocol::kMinVersion, " to ", protocol::kMaxVersion),
-        "use the library that the plugin of this node mounts");
+        protocol::kOtherVersion);
   }
   if (reply->resumed == 1 && (!resumes || reply->client_id != peer_.client_id)) {
     return WrongReply(
@@ -205,10 +205,10 @@ Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline)
   auto reader = registry::RegistryReader::Open(std::move(reply_.descriptors.front()));
   reply_.descriptors.clear();
   if (!reader) return std::unexpected(reader.error().WithContext("the broker's registry"));
-  if (counters_ != nullptr && hello.version >= protocol::VersionOf(Kind::kCounters)) {
+  if (counters_ != nullptr) {
     if (auto asked = AskForPage(connection->get(), deadline); !asked) return asked;
   }
-  if (!place_.pod.empty() && hello.version >= protocol::VersionOf(Kind::kPod)) {
+  if (!place_.pod.empty()) {
     if (auto told = TellPod(connection->get(), deadline); !told) return told;
   }
 
@@ -223,7 +223,6 @@ Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline)
                .token = hello.token,
                .gpu_uuid = hello.gpu_uuid,
                .container = std::string(protocol::FromNameField(hello.container)),
-               .version = hello.version,
                .simulated = hello.simulated != 0};
   socket_ = std::move(*connection);
   registry_.Replace(RegistryHandle::Reader(std::move(*reader)));

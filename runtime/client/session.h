@@ -14,7 +14,7 @@
 //       twice (Call::kRepeatable).
 //   (4) After the first connection the registry is never empty: while no broker answers, it is that
 //       of the last broker.
-//   (5) A connection of protocol version 2 has a page for counters, unless the broker refused one.
+//   (5) A connection has a page for counters, unless the broker refused one.
 //       While there is no connection, Counters counts in its own page.
 //   (6) Only the process that made the session resumes it. A child of fork() is a different client.
 #pragma once
@@ -50,7 +50,6 @@ struct Peer {
   protocol::ResumeToken token{};
   std::array<uint8_t, 16> gpu_uuid{};
   std::string container;
-  uint16_t version = protocol::kMinVersion;  // The version that both sides agreed on.
   bool simulated = false;
 };
 

@@ -17,6 +17,7 @@ namespace gpushm::client {
 namespace {
 
 using protocol::Kind;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
@@ -95,6 +96,17 @@ TEST_F(SessionTest, RefusesOtherVersions) {
   EXPECT_EQ(gpushm_open(&options, &client), GPUSHM_INCOMPATIBLE);
   broker_->SetTwist([](const FakeRequest&, FakeReply* reply) { reply->header()->version = 9; });
   EXPECT_EQ(gpushm_open(&options, &client), GPUSHM_INCOMPATIBLE);
+  // The version of 1.0.0-rc.1, and a later one.
+  for (const int version : {8, protocol::kMaxVersion + 1}) {
+    broker_->SetTwist([version](const FakeRequest& request, FakeReply* reply) {
+      if (request.kind != Kind::kHello) return;
+      reply->body<protocol::HelloReply>()->version = static_cast<uint16_t>(version);
+    });
+    EXPECT_EQ(gpushm_open(&options, &client), GPUSHM_INCOMPATIBLE);
+    EXPECT_THAT(gpushm_last_error()->text,
+                AllOf(HasSubstr(Concat("chose protocol version ", version)),
+                      HasSubstr("Remedy: make the pod again")));
+  }
 }
 
 // Goal: no memfd that could kill its readers is ever mapped. Method: one without seals, one that is
@@ -306,7 +318,7 @@ TEST_F(SessionTest, TransfersByTheBrokerWithAnAnnouncedDescriptor) {
   options.progress = [](void*, uint64_t, uint64_t) { return 1; };
   broker_->SetTwist([](const FakeRequest& request, FakeReply* reply) {
     if (request.kind == Kind::kTransferStatus) {
-      *reply->body<protocol::TransferStatusReply>() = {50, 100, 0, 0};
+      *reply->body<protocol::TransferStatusReply>() = {50, 100, 0, 0, 0, 0};
     }
   });
   const std::string stopped = folder_.path() + "/stopped.bin";
@@ -390,8 +402,10 @@ TEST_F(SessionTest, SurvivesRandomReplies) {
     return std::uniform_int_distribution<size_t>(0, below - 1)(random);
   };
   std::atomic<bool> on{true};
-  broker_->SetTwist([&](const FakeRequest&, FakeReply* reply) {
+  broker_->SetTwist([&](const FakeRequest& request, FakeReply* reply) {
     if (!on || pick(4) == 0) return;
+    // Each connection asks for counters, and mostly gets them, so that the others have their turn.
+    if (request.kind == Kind::kCounters && pick(8) != 0) return;
     for (size_t i = pick(4); i-- > 0 && !reply->bytes.empty();) {
       // Mostly near the front, where the fields are.
       const size_t at = pick(2) == 0 ? pick(std::min<size_t>(reply->bytes.size(), 64))

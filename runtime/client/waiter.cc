@@ -163,9 +163,9 @@ bool Waiter::Hear(Result<UniqueFd> got, UniqueFd* alarm) {
   Unwatch(*alarm);
   alarm->Reset();
   if (!got) {
-    // An older broker has none, and what is closed or unknown gets none: the timer is enough.
+    // What is closed or unknown gets none: the timer is enough.
     const Code code = got.error().code();
-    return code == Code::kUnsupported || code == Code::kOrphaned || code == Code::kNotFound;
+    return code == Code::kOrphaned || code == Code::kNotFound;
   }
   if (!Watch(got->get(), EPOLLIN | EPOLLET, kOther)) return false;
   *alarm = std::move(*got);

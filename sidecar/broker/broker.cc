@@ -139,7 +139,7 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   Link::Greeting greeting;
   if (auto r = broker->MeetPlugin(&greeting); !r) return std::unexpected(r.error());
   if (auto r = broker->OpenGpus(); !r) return std::unexpected(r.error());
-  broker->MakeLedger(greeting.welcome.pool_bytes);
+  broker->MakeLedger();
   auto registry = registry::RegistryWriter::Create(limits::kBuffers, broker->epoch_ - 1);
   if (!registry) return std::unexpected(registry.error());
   broker->registry_ = std::move(*registry);
@@ -201,7 +201,7 @@ Result<void> Broker::OpenGpus() {
   return {};
 }
 
-void Broker::MakeLedger(uint64_t granted_bytes) {
+void Broker::MakeLedger() {
   std::vector<LedgerGpu> gpus;
   uint64_t granularity = 1;
   for (const PodGpu& gpu : gpus_) {
@@ -210,7 +210,6 @@ void Broker::MakeLedger(uint64_t granted_bytes) {
     granularity = std::max(granularity, info.granularity);
   }
   ledger_.emplace(LedgerLimits{.pool_bytes = options_.config.pool_bytes,
-                               .granted_bytes = granted_bytes,
                                .granularity = granularity,
                                .containers = CountContainers()},
                   gpus, epoch_);

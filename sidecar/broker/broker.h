@@ -106,7 +106,7 @@ class Broker : private Handler {
   Result<void> TakeGpus(const Link::Greeting& greeting);
   Result<void> OpenGpus();
   void AddDriver();
-  void MakeLedger(uint64_t granted_bytes);
+  void MakeLedger();
   void MakeTransfers();
   std::vector<std::vector<std::string>> ChildArguments() const;  // By number.
   void MakeReleases();

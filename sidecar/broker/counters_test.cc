@@ -128,40 +128,10 @@ class BrokerCountersTest : public ::testing::Test {
   Result<protocol::CountersReply> Ask(RawClient* client) {
     return client->Call<protocol::CountersReply>(Kind::kCounters, protocol::CountersRequest{0});
   }
-  Result<protocol::HelloReply> Greet(RawClient* client, uint16_t max_version) {
-    protocol::HelloRequest hello{};
-    hello.min_version = 1;
-    hello.max_version = max_version;
-    return client->Call<protocol::HelloReply>(Kind::kHello, hello);
-  }
 
   TempFolder folder_;
   BrokerProcess broker_;
 };
-
-TEST_F(BrokerCountersTest, SpeaksTheVersionThatBothKnow) {
-  ASSERT_TRUE(broker_.ready()) << broker_.log();
-  for (const uint16_t max_version : {uint16_t{1}, uint16_t{2}, uint16_t{7}}) {
-    RawClient client(broker_.Socket("app"));
-    const auto hello = Greet(&client, max_version);
-    ASSERT_TRUE(hello) << hello.error().ToString();
-    EXPECT_EQ(hello->version, std::min(max_version, protocol::kMaxVersion));
-    EXPECT_EQ(client.Info()->version, hello->version);
-    const auto asked = Ask(&client);
-    EXPECT_EQ(asked.has_value(), max_version >= 2);
-    EXPECT_EQ(client.Info().has_value(), max_version >= 2) << "else it is disconnected";
-  }
-}
-
-// A library of version 1 reads no message of a later version.
-TEST_F(BrokerCountersTest, RepliesOfVersionOneSaySo) {
-  RawClient client(broker_.Socket("app"));
-  ASSERT_TRUE(Greet(&client, 1));
-  ASSERT_TRUE(client.Post(Kind::kBrokerInfo, protocol::BrokerInfoRequest{0}));
-  protocol::Message message;
-  ASSERT_TRUE(protocol::Receive(client.socket(), &message, Deadline::AfterMs(kSoonMs)));
-  EXPECT_EQ(protocol::ParseHeader(message.span())->version, 1);
-}
 
 TEST_F(BrokerCountersTest, APageCannotBeResizedOrSealed) {
   RawClient client(broker_.Socket("app"));

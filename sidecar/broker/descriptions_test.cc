@@ -239,13 +239,5 @@ TEST_F(DescriptionsTest, AStreamThatEndsEarlyIsNoContent) {
   }
 }
 
-TEST_F(DescriptionsTest, AnOlderLibraryIsNotOfferedThem) {
-  RawClient old(broker_.Socket("app"));
-  const auto hello = old.Hello(0, {}, protocol::kDescriptionVersion - 1);
-  ASSERT_TRUE(hello);
-  EXPECT_EQ(hello->version, protocol::kDescriptionVersion - 1);
-  EXPECT_FALSE(Read(&old, "a"));
-}
-
 }  // namespace
 }  // namespace gpushm::broker

@@ -186,18 +186,6 @@ TEST_F(GpusTest, APoolThatIsFullLeavesTheOthersTheirRoom) {
   EXPECT_EQ(Gpus(&*client_)->entries[1].used_bytes, 10 * kMiB);
 }
 
-TEST_F(GpusTest, AClientOfAnOlderVersionUsesAllGpus) {
-  Start();
-  RawClient old(broker_->Socket("other"));
-  const auto hello = old.Hello(0, {}, protocol::kGpusVersion - 1);
-  ASSERT_TRUE(hello);
-  EXPECT_EQ(hello->gpu_uuid, UuidOf(0));
-  EXPECT_TRUE(AttachOn(&old, "weights-1", 1));
-  EXPECT_TRUE(old.Create("own", 2 * kMiB));
-  EXPECT_EQ(RecordOf("own").gpu_number, 0U);
-  EXPECT_TRUE(old.Info());
-}
-
 // Goal: a driver that hangs for one GPU holds up nobody who uses the other. Method: allocations
 // hang; when the one for GPU 1 does, later ones no longer do.
 TEST_F(GpusTest, AGpuThatHangsHoldsUpNoOther) {
@@ -396,10 +384,8 @@ TEST(GpusAtStart, TheOrderOfChoicesIsThatOfTheNumbers) {
 
 // ---- a plugin
 
-protocol::LinkWelcome WelcomeTo(uint16_t other_gpus,
-                                uint16_t version = protocol::kLinkGpusVersion) {
+protocol::LinkWelcome WelcomeTo(uint16_t other_gpus) {
   protocol::LinkWelcome welcome = Plugin::Welcome(UuidOf(0));
-  welcome.version = version;
   welcome.other_gpus = other_gpus;
   return welcome;
 }
@@ -454,13 +440,6 @@ TEST(GpusOfAPlugin, OneThatBreaksTheRulesIsAnError) {
               SayHealth(socket, 2, true);
             },
             "health of GPU 2, but the pod has 2"},
-           {[](int socket) { Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(1, 6)); },
-            "other_gpus is 1 in link version 6"},
-           {[](int socket) {
-              Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(0, 6));
-              Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
-            },
-            "gpushm.io/gpus is 2, but the plugin gave this pod 1. Remedy: update gpushm's plugin"},
            {[](int socket) {
               Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(0));
               Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});

@@ -605,7 +605,7 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
   record.mapped_bytes = generation.memory.mapped_bytes;
   record.gpu = gpus_.at(generation.memory.gpu).uuid.bytes;
   record.gpu_number = generation.memory.gpu;
-  // Also for pages and blocks, so that older readers can list them.
+  // Also for pages, which a flag marks, and for blocks.
   record.transport = generation.memory.transport == protocol::Transport::kCuIpc
                          ? registry::Transport::kCuIpc
                          : registry::Transport::kVmm;
@@ -703,12 +703,6 @@ std::vector<UniqueFd> Memory::TakeDescriptors() {
   for (Block& block : blocks) all.push_back(std::move(block.descriptor));
   blocks.clear();
   return all;
-}
-
-bool Ledger::HasBlocks(const std::string& name) const {
-  const auto buffer = buffers_.find(name);
-  return buffer != buffers_.end() && buffer->second.current != 0 &&
-         !generations_.at(buffer->second.current).memory.blocks.empty();
 }
 
 Result<const Block*> Ledger::FindBlock(const Client& client, uint64_t lease_id, uint32_t index) {
@@ -908,7 +902,7 @@ void Ledger::SetContentOf(uint64_t generation, uint64_t content_bytes) {
   NoteContent(generation);
 }
 
-// As the registry and the plugin get it.
+// As the registry gets it.
 uint64_t Ledger::LoadedBytes(const Buffer& buffer) const {
   const bool there =
       buffer.state == BufferState::kReady || buffer.state == BufferState::kWriterDied;

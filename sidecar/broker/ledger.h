@@ -131,9 +131,6 @@ struct LedgerGpu {
 
 struct LedgerLimits {
   uint64_t pool_bytes = 0;  // On each GPU.
-  // What the pod was given on each GPU. A former broker, of a version that let the pool have all of
-  // it, may have allocated more than pool_bytes; that stays. 0: the same as pool_bytes.
-  uint64_t granted_bytes = 0;
   uint64_t granularity = 2 << 20;
   uint32_t buffers = limits::kBuffers;
   uint32_t leases = limits::kLeases;
@@ -209,8 +206,6 @@ class Ledger {
   // number of its leases. The caller then states that the client has ended, which drops the leases.
   Ended EndClient(uint64_t client_id);
   bool IsPage(const std::string& name) const;
-  // Whether its current generation consists of blocks.
-  bool HasBlocks(const std::string& name) const;
   // A block of the memory of one of the client's leases. Owned by the ledger.
   Result<const Block*> FindBlock(const Client& client, uint64_t lease_id, uint32_t index);
   // Blocks of all generations.
@@ -438,8 +433,6 @@ class Ledger {
   void NoteBuffer(const std::string& name);
   void NoteGeneration(uint64_t generation);
   Statement BlockStatement(uint64_t generation, uint32_t index) const;
-  // From which version on plugins know what concerns that memory.
-  static uint16_t LinkVersionOf(const Memory& memory);
   void NoteContent(uint64_t generation);
   void NoteDescription(uint64_t generation);
   void NoteLease(const Lease& lease);

@@ -31,8 +31,7 @@ void Ledger::NoteBuffer(const std::string& name) {
 void Ledger::NoteGeneration(uint64_t generation) {
   if (!journaling_) return;
   const Generation& known = generations_.at(generation);
-  statements_.push_back(
-      {Describe(generation, known), known.memory.descriptor.get(), LinkVersionOf(known.memory)});
+  statements_.push_back({Describe(generation, known), known.memory.descriptor.get()});
   for (uint32_t i = 0; i < known.memory.blocks.size(); ++i) {
     statements_.push_back(BlockStatement(generation, i));
   }
@@ -44,12 +43,7 @@ Statement Ledger::BlockStatement(uint64_t generation, uint32_t index) const {
                               .mapped_bytes = block.mapped_bytes,
                               .index = index,
                               .reserved = 0},
-          block.descriptor.get(), protocol::kLinkBlocksVersion};
-}
-
-uint16_t Ledger::LinkVersionOf(const Memory& memory) {
-  if (memory.is_page()) return protocol::kLinkPagesVersion;
-  return memory.blocks.empty() ? protocol::kLinkMinVersion : protocol::kLinkBlocksVersion;
+          block.descriptor.get()};
 }
 
 void Ledger::NoteContent(uint64_t generation) {
@@ -67,8 +61,7 @@ void Ledger::NoteDescription(uint64_t generation) {
 
 void Ledger::NoteLease(const Lease& lease) {
   if (!journaling_) return;
-  statements_.push_back(
-      {Describe(lease), -1, LinkVersionOf(generations_.at(lease.generation).memory)});
+  statements_.push_back({Describe(lease)});
 }
 
 void Ledger::NoteDrop(LinkDropped what, uint64_t id, const std::string& name) {
@@ -114,7 +107,7 @@ protocol::LinkBuffer Ledger::Describe(const std::string& name) const {
   stated.state = static_cast<uint32_t>(buffer.transferring ? BufferState::kFailed : buffer.state);
   stated.current = buffer.current;
   stated.pending = buffer.pending;
-  stated.loaded_bytes = LoadedBytes(buffer);
+  stated.loaded_bytes = buffer.loaded_bytes;
   return stated;
 }
 
@@ -191,18 +184,13 @@ std::optional<Statement> Ledger::Next(Cursor* cursor) const {
     }
     const auto next = generations_.upper_bound(cursor->number);
     if (next != generations_.end()) {
-      const Memory& memory = next->second.memory;
-      return Statement{Describe(next->first, next->second), memory.descriptor.get(),
-                       LinkVersionOf(memory)};
+      return Statement{Describe(next->first, next->second), next->second.memory.descriptor.get()};
     }
     *cursor = {.part = Part::kLeases};
   }
   if (cursor->part == Part::kLeases) {
     const auto next = leases_.upper_bound(cursor->number);
-    if (next != leases_.end()) {
-      const Memory& memory = generations_.at(next->second.generation).memory;
-      return Statement{Describe(next->second), -1, LinkVersionOf(memory)};
-    }
+    if (next != leases_.end()) return Statement{Describe(next->second)};
     *cursor = {.part = Part::kEnd};
   }
   return std::nullopt;

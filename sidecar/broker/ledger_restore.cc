@@ -118,11 +118,11 @@ std::string Ledger::GenerationProblem(const Kept::Generation& generation,
     return Concat("this broker never makes memory of this size: ", stated.mapped_bytes,
                   " bytes instead of ", wanted, " for ", stated.size_bytes);
   }
-  const uint64_t most_bytes = std::max(limits_.pool_bytes, limits_.granted_bytes);
-  if (stated.mapped_bytes > most_bytes - gpu.used_bytes) {
+  const uint64_t pool_bytes = limits_.pool_bytes;
+  if (stated.mapped_bytes > pool_bytes - gpu.used_bytes) {
     return Concat("the pool", gpus_.size() == 1 ? "" : Concat(" on GPU ", stated.gpu),
                   " has no room for it: it needs ", stated.mapped_bytes, " bytes, and ",
-                  most_bytes - gpu.used_bytes, " of ", most_bytes, " are free");
+                  pool_bytes - gpu.used_bytes, " of ", pool_bytes, " are free");
   }
   return {};
 }
@@ -274,14 +274,8 @@ void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::Pod
 void Ledger::RestoreContent(const protocol::LinkBuffer& stated, const config::BufferSpec* spec,
                             const std::string& name, Buffer* buffer) {
   buffer->state = static_cast<BufferState>(stated.state);
-  Generation& generation = generations_.at(buffer->current);
-  buffer->loaded_bytes = std::min(stated.loaded_bytes, generation.memory.size_bytes);
-  const bool there =
-      buffer->state == BufferState::kReady || buffer->state == BufferState::kWriterDied;
-  // From a plugin or a broker that did not know content statements.
-  if (there && buffer->loaded_bytes > 0 && !generation.content_bytes) {
-    generation.content_bytes = buffer->loaded_bytes;
-  }
+  buffer->loaded_bytes =
+      std::min(stated.loaded_bytes, generations_.at(buffer->current).memory.size_bytes);
   std::set<uint64_t> writers;
   for (const uint64_t id : holdings_.Name(name).leases) {
     const Lease& lease = leases_.at(id);

@@ -202,23 +202,6 @@ TEST_F(LedgerRestoreTest, OffersOfMoreThanTheGpuHasAreDropped) {
   EXPECT_EQ(restored.buffers, 1u);
 }
 
-// Goal: what a broker of an older version allocated of the pod's private memory stays, and nothing
-// is added to it.
-TEST_F(LedgerRestoreTest, WhatNoLongerFitsThePoolStaysIfThePodWasGivenIt) {
-  for (const char* const name : {"a", "b", "c"}) Create(kApp, name);
-  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
-  ledger_.emplace(
-      LedgerLimits{.pool_bytes = kPage, .granted_bytes = 3 * kPage, .granularity = kPage},
-      std::vector{LedgerGpu{kGpu}}, 2000);
-  EXPECT_THAT(ledger_->Restore(keeper_.Dump(), pod_).dropped, IsEmpty());
-  EXPECT_EQ(ledger_->used_bytes(0), 3 * kPage);
-  Policy policy;
-  policy.creator = kApp.container;
-  const auto more = ledger_->BeginCreate(kApp, "d", kPage, policy, 0);
-  ASSERT_FALSE(more);
-  EXPECT_THAT(more.error().what(), HasSubstr(Concat("the pool has 0 of ", kPage, " left")));
-}
-
 TEST_F(LedgerRestoreTest, WhatIsOnAGpuThatThePodNoLongerHasIsDropped) {
   const std::vector<LedgerGpu> gpus{{kGpu}, {GpuUuid{{4}}}};
   ledger_.emplace(kLimits, gpus, 1000);

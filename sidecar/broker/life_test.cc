@@ -469,29 +469,36 @@ TEST(BrokerLife, LoadsItsFilesAsTheyAppear) {
   }
 }
 
-// Goal: a library older than version 4, for which a save is all of the buffer, gets that.
-TEST(BrokerLife, ASaveOfAnOldClientIsAllOfTheBuffer) {
+// Goal: a library of 1.0.0-rc.1, which speaks versions 1 to 8 of the protocol, is refused and told
+// what to do; so is one that speaks only a later version. One that also speaks this version is
+// served in it.
+TEST(BrokerLife, VersionsAreAgreedOn) {
   const TempFolder folder;
-  const TempFolder files;
   const BrokerProcess broker(folder.path(), TwoContainers());
   ASSERT_TRUE(broker.ready()) << broker.log();
-  std::ofstream(files / "content") << "content";
-  for (const uint16_t version : {protocol::kTransferReportVersion, protocol::kContentVersion}) {
+  const auto greet = [](RawClient* client, int least, int most) {
+    protocol::HelloRequest hello{};
+    hello.min_version = static_cast<uint16_t>(least);
+    hello.max_version = static_cast<uint16_t>(most);
+    return client->Call<protocol::HelloReply>(protocol::Kind::kHello, hello);
+  };
+  constexpr uint16_t kNow = protocol::kMaxVersion;
+  for (const auto& [least, most] : {std::pair{1, 8}, std::pair{kNow + 1, kNow + 2}}) {
     RawClient client(broker.Socket("app"));
-    ASSERT_EQ(client.Hello(0, {}, version)->version, version);
-    const UniqueFd from(open((files / "content").c_str(), O_RDONLY | O_CLOEXEC));
-    const auto load = client.Transfer("weights", 1, from.get());
-    ASSERT_TRUE(load) << load.error().ToString();
-    ASSERT_TRUE(client.FinishTransfer(load->transfer_id));
-    const UniqueFd to(
-        open((files / "copy").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    const auto save = client.Transfer("weights", 2, to.get());
-    ASSERT_TRUE(save) << save.error().ToString();
-    ASSERT_TRUE(client.FinishTransfer(save->transfer_id));
-    EXPECT_EQ(std::filesystem::file_size(files / "copy"),
-              version < protocol::kContentVersion ? 4 * kMiB : 7)
-        << version;
+    const auto refused = greet(&client, least, most);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), Code::kIncompatible);
+    EXPECT_THAT(refused.error().ToString(),
+                HasSubstr(Concat("the library supports protocol versions ", least, " to ", most,
+                                 ", but the broker supports ", kNow, " to ", kNow,
+                                 ". Remedy: make the pod again")));
+    EXPECT_TRUE(greet(&client, kNow, kNow)) << "it may greet again";
   }
+  RawClient later(broker.Socket("app"));
+  const auto hello = greet(&later, kNow, kNow + 1);
+  ASSERT_TRUE(hello) << hello.error().ToString();
+  EXPECT_EQ(hello->version, kNow);
+  EXPECT_EQ(later.Info()->version, kNow);
 }
 
 // Regression: a container could replace a file in its own volume by a symbolic link into a volume

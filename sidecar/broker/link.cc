@@ -34,7 +34,7 @@ constexpr LinkKind kKindOf<protocol::LinkCounters> = LinkKind::kCounters;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkBrokerPod> = LinkKind::kBrokerPod;
 template <>
-constexpr LinkKind kKindOf<protocol::LinkForeignClient> = LinkKind::kForeignClient;
+constexpr LinkKind kKindOf<protocol::LinkClient> = LinkKind::kClient;
 template <>
 constexpr LinkKind kKindOf<protocol::LinkBuffer> = LinkKind::kBuffer;
 template <>
@@ -63,6 +63,19 @@ bool IsTooMuch(const Link::Greeting& greeting) {
          greeting.kept.contents.size() > greeting.welcome.generations ||
          greeting.kept.descriptions.size() > greeting.welcome.generations ||
          greeting.kept.leases.size() > greeting.welcome.leases;
+}
+
+// Checks the version that the plugin chose.
+Result<void> Agree(const protocol::LinkWelcome& welcome) {
+  if (welcome.version >= protocol::kLinkMinVersion &&
+      welcome.version <= protocol::kLinkMaxVersion) {
+    return {};
+  }
+  return Fail(
+      Code::kIncompatible,
+      Concat("the plugin chose link version ", welcome.version, ", but this broker supports ",
+             protocol::kLinkMinVersion, " to ", protocol::kLinkMaxVersion),
+      protocol::kOtherLinkVersion);
 }
 
 // Adds the GPU that the message names to those before it.
@@ -199,19 +212,6 @@ Result<Link::Greeting> Link::TryGreet(const Deadline& deadline) {
   return greeting;
 }
 
-Result<void> Link::Agree(const protocol::LinkWelcome& welcome) {
-  version_ = welcome.version;
-  if (version_ < protocol::kLinkGpusVersion && welcome.other_gpus > 0) {
-    return Broken(Concat("other_gpus is ", welcome.other_gpus, " in link version ", version_,
-                         ", which knows one GPU"));
-  }
-  if (version_ <= protocol::kLinkMaxVersion) return {};
-  return Fail(Code::kIncompatible,
-              Concat("the plugin chose link version ", version_, ", but this broker supports ",
-                     protocol::kLinkMinVersion, " to ", protocol::kLinkMaxVersion),
-              "use plugin and sidecar of the same release");
-}
-
 // Returns false at the end of the list.
 Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
   const auto header = protocol::ParseLinkHeader(message.span());
@@ -230,15 +230,12 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
   };
   Result<bool> taken = true;
   switch (static_cast<LinkKind>(header->kind)) {
-    case LinkKind::kClient:
-    case LinkKind::kForeignClient: {
+    case LinkKind::kClient: {
       Greeting::Client& client = greeting->clients.emplace_back();
-      protocol::LinkClient& stated = client.stated.client;
-      const bool foreign = header->kind == static_cast<uint16_t>(LinkKind::kForeignClient);
-      taken = foreign ? take(&client.stated) : take(&stated);
+      taken = take(&client.stated);
       client.pidfd = std::move(descriptor);
-      greeting->kept.clients[stated.client_id] =
-          std::string(protocol::FromNameField(stated.container));
+      greeting->kept.clients[client.stated.client_id] =
+          std::string(protocol::FromNameField(client.stated.container));
       break;
     }
     case LinkKind::kBuffer:
@@ -448,12 +445,12 @@ Result<void> Link::Welcomed() {
 
 void Link::StateEverything() {
   Enqueue(protocol::LinkRegistry{settings_.epoch}, registry_);
-  if (phase_ == Phase::kUp && version_ >= VersionOf(LinkKind::kCounters)) {
+  if (phase_ == Phase::kUp) {
     Enqueue(protocol::LinkCounters{.version = protocol::kCountersVersion, .reserved = 0},
             counters_);
   }
   if (phase_ != Phase::kUp) return;  // No descriptors are left; try again later.
-  if (!settings_.pod.empty() && version_ >= VersionOf(LinkKind::kBrokerPod)) {
+  if (!settings_.pod.empty()) {
     Enqueue(protocol::LinkBrokerPod{protocol::ToPodField(settings_.pod)}, -1);
   }
   stating_ = true;
@@ -469,17 +466,15 @@ Result<bool> Link::StateNext() {
     Enqueue(protocol::LinkEnd{}, -1);
     return true;
   }
-  if (IsKnown(*next)) {
-    const Body body = std::visit([](const auto& b) -> Body { return b; }, next->body);
-    const Result<bool> sent = TrySend(body, next->descriptor);
-    if (!sent || !*sent) return sent;
-  }
+  const Body body = std::visit([](const auto& b) -> Body { return b; }, next->body);
+  const Result<bool> sent = TrySend(body, next->descriptor);
+  if (!sent || !*sent) return sent;
   events_.on_stated(*next);
   return true;
 }
 
 void Link::State(const Statement& statement) {
-  if (phase_ != Phase::kUp || !IsKnown(statement)) return;
+  if (phase_ != Phase::kUp) return;
   const Body body = std::visit([](const auto& b) -> Body { return b; }, statement.body);
   if (queue_.empty()) {
     const Result<bool> sent = TrySend(body, statement.descriptor);
@@ -503,22 +498,7 @@ void Link::Enqueue(Body body, int descriptor) {
 Result<bool> Link::TrySend(const Body& body, int descriptor) {
   protocol::Buffer bytes;
   const size_t size = std::visit(
-      [&]<typename T>(T b) {
-        if constexpr (std::is_same_v<T, protocol::LinkLease>) {
-          // Such a plugin does not know peer ways either.
-          if (version_ < protocol::kLinkPagesVersion) b.peer_way = 0;
-        }
-        if constexpr (std::is_same_v<T, protocol::LinkBuffer>) {
-          if (version_ < protocol::kLinkUntilUnusedVersion) b.flags &= ~protocol::kFlagUntilUnused;
-        }
-        if constexpr (std::is_same_v<T, protocol::LinkForeignClient>) {
-          if (b.pod[0] == '\0' || version_ < protocol::kLinkForeignVersion) {
-            return protocol::EncodeLink(LinkKind::kClient, b.client, &bytes);
-          }
-        }
-        return protocol::EncodeLink(kKindOf<T>, b, &bytes);
-      },
-      body);
+      [&]<typename T>(const T& b) { return protocol::EncodeLink(kKindOf<T>, b, &bytes); }, body);
   const Result<bool> sent = protocol::TrySend(socket_.get(), {bytes.data(), size},
                                               {&descriptor, descriptor >= 0 ? size_t{1} : 0});
   if (sent && *sent && ++sent_ == settings_.die_after) kill(getpid(), SIGKILL);

@@ -47,7 +47,7 @@ class Link {
   };
   struct Greeting {
     struct Client {
-      protocol::LinkForeignClient stated;  // Without names of a pod, unless it told them.
+      protocol::LinkClient stated;
       UniqueFd pidfd;
     };
     struct Gpu {
@@ -100,26 +100,15 @@ class Link {
 
  private:
   enum class Phase { kDown, kGreeting, kUp };
-  using Body =
-      std::variant<protocol::LinkRegistry, protocol::LinkCounters, protocol::LinkBrokerPod,
-                   protocol::LinkForeignClient, protocol::LinkBuffer, protocol::LinkGeneration,
-                   protocol::LinkBlock, protocol::LinkContent, protocol::LinkDescription,
-                   protocol::LinkLease, protocol::LinkDrop, protocol::LinkEnd>;
+  using Body = std::variant<protocol::LinkRegistry, protocol::LinkCounters, protocol::LinkBrokerPod,
+                            protocol::LinkClient, protocol::LinkBuffer, protocol::LinkGeneration,
+                            protocol::LinkBlock, protocol::LinkContent, protocol::LinkDescription,
+                            protocol::LinkLease, protocol::LinkDrop, protocol::LinkEnd>;
   struct Queued {
     Body body;
     UniqueFd descriptor;
   };
 
-  // Whether the plugin's version knows the subject of the statement.
-  bool IsKnown(const Statement& statement) const {
-    if (std::holds_alternative<protocol::LinkContent>(statement.body)) {
-      return version_ >= protocol::kLinkContentVersion;
-    }
-    if (std::holds_alternative<protocol::LinkDescription>(statement.body)) {
-      return version_ >= protocol::kLinkDescriptionVersion;
-    }
-    return version_ >= statement.version;
-  }
   Result<Greeting> TryGreet(const Deadline& deadline);
   Result<bool> TakeKept(protocol::Message& message, Greeting* greeting);
   Result<void> SendHello(int socket, bool want_kept, const Deadline& deadline);
@@ -128,8 +117,6 @@ class Link {
   void Reconnect();
   void OnSocket(uint32_t events);
   Result<bool> OnMessage();  // False: there was no message.
-  // Adopts the version that the plugin chose.
-  Result<void> Agree(const protocol::LinkWelcome& welcome);
   Result<void> OnWelcome(const protocol::Message& message);
   Result<void> OnGpu(const protocol::Message& message);
   Result<void> Welcomed();  // Once all of the GPUs are named.
@@ -149,7 +136,6 @@ class Link {
   Events events_;
   int registry_ = -1;
   int counters_ = -1;
-  uint16_t version_ = protocol::kLinkMinVersion;  // The version of the connection.
   Phase phase_ = Phase::kDown;
   UniqueFd socket_;
   protocol::LinkWelcome welcome_{};       // The first welcome; the binding never changes.

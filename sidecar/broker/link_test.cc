@@ -61,6 +61,28 @@ TEST(Link, AtStartAPluginThatTalksNonsenseIsAnError) {
   }
 }
 
+// Goal: a plugin of 1.0.0-rc.1, or one that speaks only a later version, is refused with what to
+// do.
+TEST(Link, AnotherVersionIsRefused) {
+  const auto gpu = SomeGpu();
+  for (const int version : {9, protocol::kLinkMaxVersion + 1}) {
+    const TempFolder link;
+    const Plugin plugin(link.path(), [&](int socket, int) {
+      protocol::LinkWelcome welcome = Plugin::Welcome(gpu);
+      welcome.version = static_cast<uint16_t>(version);
+      Plugin::Say(socket, LinkKind::kWelcome, welcome);
+    });
+    const TempFolder folder;
+    BrokerProcess broker(folder.path(), LinkedTo(link.path()));
+    EXPECT_EQ(broker.WaitForEnd(), 1);
+    EXPECT_THAT(broker.log(),
+                HasSubstr(Concat(
+                    "start-failed reason=\"INCOMPATIBLE: the plugin chose link version ", version,
+                    ", but this broker supports 10 to 10. Remedy: finish the "
+                    "update of gpushm on this node")));
+  }
+}
+
 TEST(Link, BuffersThatDoNotFitWhatThePodWasGivenAreItsLastWords) {
   const TempFolder link;
   const TempFolder folder;

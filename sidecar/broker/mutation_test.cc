@@ -49,10 +49,11 @@ class Recorder {
  public:
   explicit Recorder(const std::array<uint8_t, 16>& gpu_uuid) : gpu_uuid_(gpu_uuid) {
     using namespace protocol;
-    Add(Kind::kHello, HelloRequest{1, 1, 0, ToNameField("recorded"), 0, {}});
-    Add(Kind::kHello, HelloRequest{1, 2, 0, ToNameField("newer"), 0, {}});
-    Add(Kind::kHello, HelloRequest{kMaxVersion + 1, 9, 0, ToNameField("too-new"), 0, {}});
-    Add(Kind::kHello, HelloRequest{1, 1, 0, ToNameField("resuming"), 2, {7}});
+    Add(Kind::kHello, HelloRequest{kMinVersion, kMaxVersion, 0, ToNameField("recorded"), 0, {}});
+    Add(Kind::kHello, HelloRequest{kMinVersion, kMaxVersion + 1, 0, ToNameField("newer"), 0, {}});
+    Add(Kind::kHello,
+        HelloRequest{kMaxVersion + 1, kMaxVersion + 1, 0, ToNameField("too-new"), 0, {}});
+    Add(Kind::kHello, HelloRequest{kMinVersion, kMaxVersion, 0, ToNameField("resuming"), 2, {7}});
     for (const char* name : {"weights", "listed", "ring", "file", "none", "made", "offered"}) {
       for (const uint32_t access : {1u, 2u}) {
         Add(Kind::kAttach, AttachRequest{ToNameField(name), access, 0, 0, gpu_uuid_});

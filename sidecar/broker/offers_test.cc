@@ -101,17 +101,6 @@ TEST_F(OffersTest, WhoAttachesGetsEachBlockOnce) {
   EXPECT_EQ(block(&client_, 0).error().code(), Code::kNotFound) << "another client's lease";
 }
 
-TEST_F(OffersTest, AnOlderLibraryIsRefusedInsteadOfConfused) {
-  ASSERT_EQ(StageAll(&client_, 2), "");
-  ASSERT_EQ(Offer(&client_, "wide", 1, 2 * kBlockBytes - 1, 2 * kBlockBytes), "");
-  RawClient old(broker_.Socket("other"));
-  ASSERT_TRUE(old.Hello(0, {}, protocol::kBlocksVersion - 1));
-  const auto refused = old.Attach("wide");
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code(), Code::kUnsupported);
-  EXPECT_THAT(refused.error().what(), HasSubstr("does not support"));
-}
-
 TEST_F(OffersTest, WhatDoesNotFitIsRefusedAndClosed) {
   const ptrdiff_t open_before = OpenInBroker();
   const auto refused = [&](uint32_t staged, uint64_t offset, uint64_t bytes, uint64_t mapped) {

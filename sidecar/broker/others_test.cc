@@ -39,9 +39,7 @@ class OthersTest : public ::testing::Test {
   // plugin that was restarted.
   void Start(bool may_write) {
     plugin_.emplace(link_.path(), [this, may_write, gpu = SomeGpu()](int socket, int) {
-      protocol::LinkWelcome welcome = Plugin::Welcome(gpu);
-      welcome.version = link_version_;
-      Plugin::Say(socket, LinkKind::kWelcome, welcome);
+      Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
       const UniqueFd listener = *protocol::Listen(others_, 0666);
       const int fd = listener.get();
       Plugin::Say(socket, LinkKind::kOthers,
@@ -68,13 +66,13 @@ class OthersTest : public ::testing::Test {
     if (const auto pod = protocol::ParseLink<protocol::LinkBrokerPod>(message.span())) {
       stated_.push_back(std::string(protocol::FromNameField(pod->pod)));
     }
-    if (const auto client = protocol::ParseLink<protocol::LinkForeignClient>(message.span())) {
-      stated_.push_back(Concat(protocol::FromNameField(client->client.container), ' ',
-                               protocol::FromNameField(client->pod), '/',
-                               protocol::FromNameField(client->container)));
-    }
     if (const auto client = protocol::ParseLink<protocol::LinkClient>(message.span())) {
-      stated_.push_back(std::string(protocol::FromNameField(client->container)));
+      std::string text(protocol::FromNameField(client->container));
+      if (client->pod[0] != '\0') {
+        text += Concat(' ', protocol::FromNameField(client->pod), '/',
+                       protocol::FromNameField(client->pod_container));
+      }
+      stated_.push_back(std::move(text));
     }
   }
   std::vector<std::string> stated() {
@@ -87,7 +85,6 @@ class OthersTest : public ::testing::Test {
     hang_up_ = true;
   }
 
-  uint16_t link_version_ = protocol::kLinkMaxVersion;
   std::mutex mutex_;
   std::vector<std::string> stated_;
   TempFolder link_;
@@ -166,17 +163,6 @@ TEST_F(OthersTest, ThePluginLearnsWhichPodAClientIsIn) {
       << "it breaks the protocol";
 }
 
-TEST_F(OthersTest, AnOlderPluginIsToldAClientWithoutItsPod) {
-  link_version_ = protocol::kLinkOthersVersion;
-  Start(/*may_write=*/false);
-  RawClient first(others_);
-  ASSERT_TRUE(first.Hello());
-  ASSERT_TRUE(first.Call<protocol::EmptyReply>(protocol::Kind::kPod, InPod("servers-1")));
-  ASSERT_TRUE(first.Attach("shared"));
-  ASSERT_TRUE(Eventually([&] { return !stated().empty(); }));
-  EXPECT_THAT(stated(), ::testing::ElementsAre("other-pods"));
-}
-
 // Goal: a plugin that is replaced costs the other pods nothing. Method: the link breaks, and the
 // next one brings another socket.
 TEST_F(OthersTest, AnotherSocketTakesTheFormerOnesPlace) {
@@ -208,7 +194,7 @@ TEST_F(OthersTest, TheEndOfTheOwnerDoesNotWaitForThem) {
   EXPECT_THAT(refused.error().ToString(), ::testing::Not(HasSubstr("shutting down")));
 }
 
-// Without the message, or from an older plugin, a broker serves its own pod alone.
+// Without the message, a broker serves its own pod alone.
 TEST(WithoutOthers, TheBrokerServesItsOwnPod) {
   const TempFolder link;
   const TempFolder folder;
@@ -232,9 +218,7 @@ TEST(WithoutOthers, AMessageWithoutTheSocketIsAnError) {
   const TempFolder link;
   const TempFolder folder;
   const Plugin plugin(link.path(), [gpu = SomeGpu()](int socket, int) {
-    protocol::LinkWelcome welcome = Plugin::Welcome(gpu);
-    welcome.version = protocol::kLinkOthersVersion;
-    Plugin::Say(socket, LinkKind::kWelcome, welcome);
+    Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
     Plugin::Say(socket, LinkKind::kOthers, protocol::LinkOthers{});
     protocol::Message message;
     while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {

@@ -1,5 +1,5 @@
 // Goal: pages of signals, barriers and rings obey the rules of buffers and their own: a reader
-// cannot write to one, an older library is not given one, host memory is limited, and the end of a
+// cannot write to one, host memory is limited, and the end of a
 // process ends its cells. Method: the real broker, and clients that speak the protocol by hand.
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -110,20 +110,6 @@ TEST_F(PagesTest, AnotherUsersReaderCannotOpenThePageForWriting) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(WEXITSTATUS(status), 0);
-}
-
-TEST_F(PagesTest, AnOlderLibraryIsRefused) {
-  const auto made = Make(&client_, "ready", 4096);
-  ASSERT_TRUE(made && Publish(&client_, made->lease_id));
-  RawClient older(broker_.Socket("app"));
-  protocol::HelloRequest hello{};
-  hello.min_version = 1;
-  hello.max_version = 2;
-  ASSERT_EQ(older.Call<protocol::HelloReply>(Kind::kHello, hello)->version, 2);
-  const auto attached = older.Attach("ready", 1);
-  ASSERT_FALSE(attached);
-  EXPECT_EQ(attached.error().code(), Code::kUnsupported) << attached.error().ToString();
-  EXPECT_TRUE(older.Info()) << "and it goes on";
 }
 
 TEST_F(PagesTest, HostMemoryHasItsLimit) {

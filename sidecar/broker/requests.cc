@@ -198,21 +198,6 @@ Result<void> Broker::OnAttach(Request& request) {
     return Fail(Code::kUnavailable, "the sidecar is shutting down", "the pod is being stopped");
   }
   if (auto r = CheckGpuOf(NameOf(body->name)); !r) return r;
-  if (request.version < VersionOf(Kind::kMakePage) && ledger_->IsPage(NameOf(body->name))) {
-    return Fail(
-        Code::kUnsupported,
-        Concat(
-            '"', NameOf(body->name),
-            "\" is a signal, barrier or ring, which this version of the library does not support"),
-        "use the library that this node's plugin mounts");
-  }
-  if (request.version < protocol::kBlocksVersion && ledger_->HasBlocks(NameOf(body->name))) {
-    return Fail(Code::kUnsupported,
-                Concat('"', NameOf(body->name),
-                       "\" was offered from within, or across, allocations, which this version of "
-                       "the library does not support"),
-                "use the library that this node's plugin mounts");
-  }
   const auto grant = ledger_->Attach(
       request.client, NameOf(body->name), static_cast<Access>(body->access), body->generation,
       GpuUuid{body->gpu_uuid}, UnixNs(), static_cast<protocol::PeerWay>(body->peer_way));
@@ -509,9 +494,7 @@ Result<void> Broker::OnHolders(Request& request) {
     entry.lease_id = lease->id;
     entry.since_unix_ns = lease->since_unix_ns;
     entry.access = static_cast<uint32_t>(lease->access);
-    if (request.version >= protocol::kPeerWaysVersion) {
-      entry.peer_way = static_cast<uint32_t>(lease->peer_way);
-    }
+    entry.peer_way = static_cast<uint32_t>(lease->peer_way);
   }
   server_->Reply(request.to, reply);
   return {};
@@ -576,10 +559,9 @@ Result<uint64_t> Broker::StartTransfer(const Client& client, TransferJob job, Op
 Result<void> Broker::OnTransfer(Request& request) {
   const auto body = protocol::Parse<protocol::TransferRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
-  auto direction = static_cast<protocol::Direction>(body->direction);
+  const auto direction = static_cast<protocol::Direction>(body->direction);
   std::vector<UniqueFd>& descriptors = request.message->descriptors;
-  const bool may_describe =
-      direction == protocol::Direction::kLoad && request.version >= protocol::kDescriptionVersion;
+  const bool may_describe = direction == protocol::Direction::kLoad;
   if (descriptors.empty() || descriptors.size() > (may_describe ? 2u : 1u)) {
     return Fail(Code::kCorrupt, Concat("a transfer request came with ", descriptors.size(),
                                        " descriptors; it needs that of a file"));
@@ -593,10 +575,6 @@ Result<void> Broker::OnTransfer(Request& request) {
   }
   const std::string name = NameOf(body->name);
   if (auto r = CheckGpuOf(name); !r) return r;
-  // From an older library it means all of the buffer.
-  if (request.version < protocol::kContentVersion && direction == protocol::Direction::kSave) {
-    direction = protocol::Direction::kSaveWhole;
-  }
   const Result<uint64_t> started = StartTransfer(request.client,
                                                  {.buffer = name,
                                                   .direction = direction,
@@ -624,20 +602,13 @@ Result<void> Broker::OnTransferStatus(Request& request) {
   const auto state = transfers_->Take(request.client.id, body->transfer_id);
   if (!state) return std::unexpected(state.error());
   if (state->finished && !state->result) return state->result;
-  const protocol::TransferStatusReply status{.done_bytes = state->done_bytes,
-                                             .total_bytes = state->total_bytes,
-                                             .finished = state->finished ? 1u : 0u,
-                                             .reserved = 0};
-  if (request.version < protocol::kTransferReportVersion) {
-    server_->Reply(request.to, status);
-  } else {
-    server_->Reply(request.to, protocol::TransferReportReply{
-                                   .status = status,
-                                   .moving_ns = state->moving_ns,
-                                   .link_bytes_per_second = state->link_bytes_per_second,
-                                   .file_way = static_cast<uint32_t>(state->file_way),
-                                   .reserved = 0});
-  }
+  server_->Reply(request.to, protocol::TransferStatusReply{
+                                 .done_bytes = state->done_bytes,
+                                 .total_bytes = state->total_bytes,
+                                 .finished = state->finished ? 1u : 0u,
+                                 .file_way = static_cast<uint32_t>(state->file_way),
+                                 .moving_ns = state->moving_ns,
+                                 .link_bytes_per_second = state->link_bytes_per_second});
   return {};
 }
 

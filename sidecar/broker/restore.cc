@@ -89,9 +89,7 @@ Result<void> Broker::TakeGpus(const Link::Greeting& greeting) {
     return Fail(Code::kIncompatible,
                 Concat("gpushm.io/gpus is ", config.pod.gpus, ", but the plugin gave this pod ",
                        greeting.gpus.size()),
-                greeting.welcome.version < protocol::kLinkGpusVersion
-                    ? "update gpushm's plugin on this node: it knows pods of one GPU only"
-                    : Concat("let the sidecar request gpushm.io/attach: ", config.pod.gpus));
+                Concat("let the sidecar request gpushm.io/attach: ", config.pod.gpus));
   }
   std::vector<config::GpuChoice> given;
   for (const Link::Greeting::Gpu& gpu : greeting.gpus) {
@@ -127,10 +125,10 @@ void Broker::Restore(Ledger::Kept kept, std::set<std::string>* settled) {
 
 void Broker::RestoreClients(std::vector<Link::Greeting::Client> clients) {
   for (Link::Greeting::Client& kept : clients) {
-    const protocol::LinkClient& stated = kept.stated.client;
+    const protocol::LinkClient& stated = kept.stated;
     const Client client{stated.client_id, std::string(protocol::FromNameField(stated.container))};
-    const auto known = server_->Restore(
-        client, stated.token, {kept.stated.pod, kept.stated.container}, std::move(kept.pidfd));
+    const auto known = server_->Restore(client, stated.token, {stated.pod, stated.pod_container},
+                                        std::move(kept.pidfd));
     if (known) continue;
     LogWarning("not-restored",
                {{"reason", Concat("client ", client.id, ": ", known.error().what())}});
@@ -163,13 +161,13 @@ Result<void> Broker::RunLink(const std::vector<Link::Greeting::Gpu>& gpus) {
 std::optional<Statement> Broker::ClientStatement(uint64_t client_id) const {
   const std::optional<Server::Identity> identity = server_->Identify(client_id);
   if (!identity) return std::nullopt;
-  protocol::LinkForeignClient stated{};
-  stated.client.client_id = client_id;
-  stated.client.token = identity->token;
-  stated.client.container = protocol::ToNameField(identity->client.container);
-  stated.pod = identity->pod.pod;
-  stated.container = identity->pod.container;
-  return Statement{stated, identity->pidfd};
+  return Statement{
+      protocol::LinkClient{.client_id = client_id,
+                           .token = identity->token,
+                           .container = protocol::ToNameField(identity->client.container),
+                           .pod = identity->pod.pod,
+                           .pod_container = identity->pod.container},
+      identity->pidfd};
 }
 
 bool Broker::Announce(uint64_t client_id) {
@@ -207,8 +205,8 @@ std::optional<Statement> Broker::NextStatement() {
 }
 
 void Broker::OnStated(const Statement& statement) {
-  if (const auto* stated = std::get_if<protocol::LinkForeignClient>(&statement.body)) {
-    announced_.insert(stated->client.client_id);
+  if (const auto* stated = std::get_if<protocol::LinkClient>(&statement.body)) {
+    announced_.insert(stated->client_id);
   } else {
     Ledger::Advance(&stated_, statement);
   }

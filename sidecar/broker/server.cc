@@ -393,11 +393,6 @@ void Server::OnRequest(Connection& connection, protocol::Message& message) {
                header->status, connection.said_hello ? ", after its hello" : ", before its hello"));
     return;
   }
-  if (header->version > connection.version) {
-    Disconnect(connection, Concat("the client sent a request of version ", header->version,
-                                  ", but version ", connection.version, " was agreed on"));
-    return;
-  }
   connection.busy = true;
   loop_->Change(connection.socket.get(), 0);  // (2)
   Handle(id, *header, message);
@@ -466,7 +461,7 @@ Result<uint64_t> Server::AcceptHello(Connection& connection, protocol::Message& 
                 Concat("the library supports protocol versions ", body->min_version, " to ",
                        body->max_version, ", but the broker supports ", protocol::kMinVersion,
                        " to ", protocol::kMaxVersion),
-                "use the library that this node's plugin mounts");
+                protocol::kOtherVersion);
   }
   connection.version = std::min(body->max_version, protocol::kMaxVersion);
   if (!connection.pidfd) {

@@ -9,12 +9,11 @@
 namespace gpushm::broker {
 
 struct Statement {
-  std::variant<protocol::LinkForeignClient, protocol::LinkBuffer, protocol::LinkGeneration,
+  std::variant<protocol::LinkClient, protocol::LinkBuffer, protocol::LinkGeneration,
                protocol::LinkBlock, protocol::LinkContent, protocol::LinkDescription,
                protocol::LinkLease, protocol::LinkDrop>
       body;
   int descriptor = -1;  // Not owned: the server's pidfd or the ledger's memory (see there).
-  uint16_t version = protocol::kLinkMinVersion;  // Older plugins do not know what it concerns.
 };
 
 }  // namespace gpushm::broker

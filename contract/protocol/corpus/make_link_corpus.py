@@ -7,7 +7,7 @@ import pathlib
 import struct
 
 HERE = pathlib.Path(__file__).parent
-MAGIC, VERSION = 0x4B4C5347, 1
+MAGIC, GREETING, VERSION = 0x4B4C5347, 1, 10
 VMM, CUIPC = 1, 2
 
 
@@ -22,14 +22,14 @@ def generation(transport, pooled, pid, offerer):
 
 def main():
     seeds = {
-        "hello": message(1, struct.pack("<HHIQ64s", 1, 1, 1, 5, b"gpushm-broker 0.1.0")),
-        "welcome": message(2, struct.pack("<HHI16sQ64sIIII", 1, 0, 0, b"g" * 16, 1 << 30, b"m0000",
-                                          1, 2, 3, 4)),
+        "hello": message(1, struct.pack("<HHIQ64s", 10, 10, 1, 5, b"gpushm-broker 1.2.3"), GREETING),
+        "welcome": message(2, struct.pack("<HHI16sQ64sIIII", 10, 0, 0, b"g" * 16, 1 << 30, b"m0000",
+                                          1, 2, 3, 4), GREETING),
         "registry": message(3, struct.pack("<Q", 5)),
-        "client": message(4, struct.pack("<Q16s64s", 1, b"t" * 16, b"app")),
-        "foreign_client": message(17, struct.pack("<Q16s64s64s64s", 1, b"t" * 16, b"other-pods",
-                                                  b"servers-1", b"server"), version=9),
-        "broker_pod": message(18, struct.pack("<64s", b"weights-0"), version=9),
+        "client": message(4, struct.pack("<Q16s64s64s64s", 1, b"t" * 16, b"app", b"", b"")),
+        "foreign_client": message(4, struct.pack("<Q16s64s64s64s", 1, b"t" * 16, b"other-pods",
+                                                 b"servers-1", b"server")),
+        "broker_pod": message(17, struct.pack("<64s", b"weights-0")),
         "buffer": message(5, struct.pack("<64s64sIIIIQQQ", b"weights", b"app", 0, 4, 2, 2, 7, 8,
                                          100)),
         "generation_vmm": message(6, generation(VMM, 1, 0, 0)),
@@ -39,8 +39,10 @@ def main():
         "drop_buffer": message(8, struct.pack("<IIQ64s", 2, 0, 0, b"weights")),
         "end": message(9, struct.pack("<Q", 0)),
         "device": message(10, struct.pack("<II256s", 1, 0, b"XID 79")),
-        "counters": message(11, struct.pack("<II", 1, 0), version=2),
-        "content": message(12, struct.pack("<QQ", 7, 100), version=4),
+        "counters": message(11, struct.pack("<II", 1, 0)),
+        "content": message(12, struct.pack("<QQ", 7, 100)),
+        "description": message(13, struct.pack("<QQ", 7, 100)),
+        "block": message(14, struct.pack("<QQII", 7, 2 << 20, 1, 0)),
         "short": message(9, b"")[:12],
     }
     for name, content in seeds.items():

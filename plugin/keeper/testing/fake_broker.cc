@@ -54,18 +54,17 @@ Result<void> FakeBroker::Say(const Body& body, int descriptor) {
                     body);
 }
 
-Result<void> FakeBroker::Hello(bool want_kept, uint64_t epoch, uint16_t max_version) {
+Result<void> FakeBroker::Hello(bool want_kept, uint64_t epoch) {
   return Say(protocol::LinkKind::kHello,
-             protocol::LinkHello{.min_version = 1,
-                                 .max_version = max_version,
+             protocol::LinkHello{.min_version = protocol::kLinkMinVersion,
+                                 .max_version = protocol::kLinkMaxVersion,
                                  .want_kept = want_kept ? 1u : 0u,
                                  .epoch = epoch,
                                  .program = protocol::ToNameField("fake broker")});
 }
 
-Result<protocol::LinkWelcome> FakeBroker::Greet(bool want_kept, uint64_t epoch,
-                                                uint16_t max_version) {
-  if (auto said = Hello(want_kept, epoch, max_version); !said) return std::unexpected(said.error());
+Result<protocol::LinkWelcome> FakeBroker::Greet(bool want_kept, uint64_t epoch) {
+  if (auto said = Hello(want_kept, epoch); !said) return std::unexpected(said.error());
   return Expect<protocol::LinkWelcome>(protocol::LinkKind::kWelcome);
 }
 

@@ -64,11 +64,9 @@ class FakeBroker {
   Result<void> Say(const Body& body, int descriptor = -1);
 
   // Greets, and receives the Welcome.
-  Result<protocol::LinkWelcome> Greet(bool want_kept, uint64_t epoch = 1,
-                                      uint16_t max_version = protocol::kLinkMaxVersion);
+  Result<protocol::LinkWelcome> Greet(bool want_kept, uint64_t epoch = 1);
   // Sends only Hello.
-  Result<void> Hello(bool want_kept, uint64_t epoch = 1,
-                     uint16_t max_version = protocol::kLinkMaxVersion);
+  Result<void> Hello(bool want_kept, uint64_t epoch = 1);
   // Receives what is kept until End, in the form of Model::Dump(). Closes the descriptors.
   Result<std::vector<std::string>> TakeKept();
   // Makes and states a registry.

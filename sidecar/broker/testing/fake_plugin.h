@@ -43,7 +43,7 @@ class Plugin {
   }
   static protocol::LinkWelcome Welcome(const std::array<uint8_t, 16>& gpu) {
     protocol::LinkWelcome welcome{};
-    welcome.version = 1;
+    welcome.version = protocol::kLinkMaxVersion;
     welcome.gpu_uuid = gpu;
     welcome.pool_bytes = uint64_t{256} << 20;
     welcome.allocation = protocol::ToNameField("m0000");

@@ -57,7 +57,7 @@ class KeeperModel {
   }
 
  private:
-  void Take(const protocol::LinkForeignClient&) { ADD_FAILURE() << "the ledger knows no pidfds"; }
+  void Take(const protocol::LinkClient&) { ADD_FAILURE() << "the ledger knows no pidfds"; }
   void Take(const protocol::LinkBuffer& b) {
     EXPECT_TRUE(protocol::ValidateLink(b));
     buffers_[Name(b.name)] = b;

@@ -22,11 +22,10 @@ RawClient::RawClient(const std::string& socket_path) {
 }
 
 Result<protocol::HelloReply> RawClient::Hello(uint64_t resume_client_id,
-                                              const protocol::ResumeToken& token,
-                                              uint16_t max_version) {
+                                              const protocol::ResumeToken& token) {
   protocol::HelloRequest body{};
   body.min_version = protocol::kMinVersion;
-  body.max_version = max_version;
+  body.max_version = protocol::kMaxVersion;
   body.library = protocol::ToNameField("raw");
   body.resume_client_id = resume_client_id;
   body.resume_token = token;
@@ -99,17 +98,17 @@ Result<protocol::TransferReply> RawClient::Transfer(const std::string& name, uin
 Result<void> RawClient::FinishTransfer(uint64_t transfer_id) {
   const Deadline deadline = Deadline::AfterMs(kSoonMs);
   for (;;) {
-    const auto state = Call<protocol::TransferReportReply>(
+    const auto state = Call<protocol::TransferStatusReply>(
         Kind::kTransferStatus, protocol::TransferStatusRequest{transfer_id, 0, 0});
     if (!state) return std::unexpected(state.error());
-    if (state->status.finished == 1) return {};
+    if (state->finished == 1) return {};
     if (deadline.Passed()) return Fail(Code::kTimeout, "the transfer does not end");
     poll(nullptr, 0, 2);
   }
 }
 
 Result<void> RawClient::CancelTransfer(uint64_t transfer_id) {
-  const auto state = Call<protocol::TransferReportReply>(
+  const auto state = Call<protocol::TransferStatusReply>(
       Kind::kTransferStatus, protocol::TransferStatusRequest{transfer_id, 1, 0});
   if (!state) return std::unexpected(state.error());
   return {};
