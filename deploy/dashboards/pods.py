@@ -175,7 +175,7 @@ def control_plane():
                                                  "other than the buffer's own.", "ops",
                    *rates(("gpushm_attaches_total", "first"),
                           ("gpushm_cached_attaches_total", "cached")),
-                   *rates(("gpushm_peer_attaches_total", ""), by="way")),
+                   *rates(("gpushm_peer_attaches_total", ""), by="method")),
             "Device plugin",
             series("Devices", "IDs that are advertised, bound, and reported unhealthy "
                    "because their GPU is sick or takes no new pod.", "none",

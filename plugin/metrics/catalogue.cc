@@ -186,8 +186,8 @@ constexpr MetricInfo kMetrics[] = {
      "First attaches of all containers since the plugin started, including ended pods."},
     {kCachedAttaches, "gpushm_cached_attaches_total", kCounter, kNone,
      "Cached attaches of all containers since the plugin started, including ended pods."},
-    {kPeerAttaches, "gpushm_peer_attaches_total", kCounter, "way",
-     "First attaches for another GPU than the buffer's own, including ended pods. way is nvlink, "
+    {kPeerAttaches, "gpushm_peer_attaches_total", kCounter, "method",
+     "First attaches for another GPU than the buffer's own, including ended pods. method is nvlink, "
      "pcie or staged (a copy through host memory)."},
     {kErrors, "gpushm_errors_total", kCounter, "code",
      "Failed library calls of all containers since the plugin started, including ended pods."},

@@ -186,7 +186,7 @@ TEST(Transfers, TellTheWayAndThePartOfTheLink) {
   const std::string json = TransferJson("w", "f", result);
   EXPECT_THAT(json, ::testing::Not(HasSubstr("generation")));
   for (const char* part :
-       {"\"file_way\": \"direct\"", "\"file_way_reason\": \"not in the page cache\"",
+       {"\"file_method\": \"direct\"", "\"file_reason\": \"not in the page cache\"",
         "\"moving_seconds\": 0.25", "\"link_fraction\": 0.8"}) {
     EXPECT_THAT(json, HasSubstr(part));
   }

@@ -24,7 +24,7 @@ TEST_F(CtlTest, MovesFilesEitherWay) {
     const Output saved = Ctl({"save", "weights", copy, "--method", way, "-o", "json"});
     EXPECT_EQ(saved.code, 0) << saved.err;
     EXPECT_TRUE(IsJson(saved.out));
-    EXPECT_THAT(saved.out, HasSubstr("\"way\": \"" + way + "\""));
+    EXPECT_THAT(saved.out, HasSubstr("\"method\": \"" + way + "\""));
     EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way;
   }
   // In a container without a GPU, auto uses the broker.
@@ -143,7 +143,7 @@ TEST_F(CtlTest, MovesStreams) {
     const Output saved =
         shell(ctl + "save weights - -o json --method " + way + " | head -c 8388603 > " + copy);
     EXPECT_EQ(saved.code, 0) << saved.err;
-    EXPECT_THAT(saved.err, HasSubstr("\"file_way\": \"stream\""));
+    EXPECT_THAT(saved.err, HasSubstr("\"file_method\": \"stream\""));
     EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way;
     const Output long_one =
         shell("cat " + file + " " + file + " | " + ctl + "load - weights --method " + way);
@@ -153,7 +153,7 @@ TEST_F(CtlTest, MovesStreams) {
   }
   const Output whole = shell(ctl + "load - weights -o json < " + file);
   EXPECT_EQ(whole.code, 0) << whole.err;
-  EXPECT_THAT(whole.out, HasSubstr("\"file_way\": \"page-cache\""));
+  EXPECT_THAT(whole.out, HasSubstr("\"file_method\": \"page-cache\""));
   const std::string copy = (dir_ / "redirected").string();
   EXPECT_EQ(shell(ctl + "save weights - > " + copy).code, 0);
   EXPECT_TRUE(Slurp(copy).substr(0, (8 << 20) - 5) == Slurp(file));
@@ -162,7 +162,7 @@ TEST_F(CtlTest, MovesStreams) {
   EXPECT_THAT(turned.err, HasSubstr("load - NAME"));
   const Output both = Ctl({"load", file, "weights", "--file-method", "direct", "-o", "json"});
   if (both.code == 0) {
-    EXPECT_THAT(both.out, HasSubstr("\"file_way\": \"direct\""));
+    EXPECT_THAT(both.out, HasSubstr("\"file_method\": \"direct\""));
   } else {
     EXPECT_THAT(both.err, HasSubstr("O_DIRECT"));
   }
@@ -185,8 +185,8 @@ TEST_F(CtlTest, MovesByGpuDirectStorage) {
     words.insert(words.end(), {"--method", way});
     const Output loaded = Ctl(words);
     ASSERT_EQ(loaded.code, 0) << loaded.err;
-    EXPECT_THAT(loaded.out, HasSubstr("\"file_way\": \"gds\""));
-    EXPECT_THAT(loaded.out, HasSubstr("\"file_way_reason\": \"asked for\""));
+    EXPECT_THAT(loaded.out, HasSubstr("\"file_method\": \"gds\""));
+    EXPECT_THAT(loaded.out, HasSubstr("\"file_reason\": \"asked for\""));
     const std::string copy = (dir_ / ("copy-" + way)).string();
     const Output saved = Ctl({"save", "weights", copy, "--file-method", "gds", "--method", way});
     ASSERT_EQ(saved.code, 0) << saved.err;

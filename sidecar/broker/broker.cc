@@ -269,7 +269,7 @@ void Broker::OnTransferEnded(const std::string& name, protocol::Direction direct
     LogInfo(load ? "buffer-loaded" : "buffer-saved",
             {{"buffer", name},
              {"bytes", state.done_bytes},
-             {"file_way", std::string(gpushm::NameOf(state.file_way))},
+             {"file_method", std::string(gpushm::NameOf(state.file_way))},
              {"moving_ms", state.moving_ns / 1'000'000},
              {"link_bytes_per_s", state.link_bytes_per_second}});
   } else {

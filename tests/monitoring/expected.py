@@ -218,7 +218,7 @@ CONTROL_PLANE = {
                                         rate("gpushm_saved_bytes_total")],
     "Attaches of all containers": [rate("gpushm_attaches_total"),
                                    rate("gpushm_cached_attaches_total"),
-                                   rate("gpushm_peer_attaches_total", "way")],
+                                   rate("gpushm_peer_attaches_total", "method")],
     "Devices": [summed(f"gpushm_plugin_{name}", "resource")
                 for name in ("devices", "bound_devices", "unhealthy_devices")],
     "Allocate": quantiles("gpushm_plugin_allocation_duration_seconds", "resource"),
