@@ -11,8 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The members of each struct, once for both directions. `io` is a Writer or a Reader. New() is for
-// members that older documents lack.
+// The members of each struct, once for both directions. `io` is a Writer or a Reader.
 template <typename Io, typename Value>
 void Members(Io& io, Value& value) {
   using Type = std::remove_const_t<Value>;
@@ -31,7 +30,7 @@ void Members(Io& io, Value& value) {
     io("allocated_bytes", value.allocated_bytes);
     io("generations", value.generations);
     io("created_unix_ms", value.created_unix_ms);
-    io.New("content_bytes", value.content_bytes);
+    io("content_bytes", value.content_bytes);
     io("loaded_bytes", value.loaded_bytes);
     io("attachments", value.attachments);
   } else if constexpr (std::is_same_v<Type, Container>) {
@@ -40,7 +39,7 @@ void Members(Io& io, Value& value) {
     io("mapped_bytes", value.mapped_bytes);
     io("proportional_bytes", value.proportional_bytes);
     io("private_bytes", value.private_bytes);
-    io.New("private_limit_bytes", value.private_limit_bytes);
+    io("private_limit_bytes", value.private_limit_bytes);
   } else if constexpr (std::is_same_v<Type, Mps>) {
     io("ready", value.ready);
     io("clients", value.clients);
@@ -51,14 +50,14 @@ void Members(Io& io, Value& value) {
     io("allocation", value.allocation);
     io("namespace", value.name_space);
     io("pod", value.pod);
-    io.New("gpu_number", value.gpu_number);
-    io.New("pod_gpus", value.pod_gpus);
+    io("gpu_number", value.gpu_number);
+    io("pod_gpus", value.pod_gpus);
     io("size_bytes", value.size_bytes);
     io("allocated_bytes", value.allocated_bytes);
     io("broker", value.broker);
     io("buffers", value.buffers);
     io("containers", value.containers);
-    io.New("mps", value.mps);
+    io("mps", value.mps);
   } else if constexpr (std::is_same_v<Type, Gpu>) {
     io("uuid", value.uuid);
     io("index", value.index);
@@ -66,9 +65,9 @@ void Members(Io& io, Value& value) {
     io("mig_profile", value.mig_profile);
     io("healthy", value.healthy);
     io("reason", value.reason);
-    io.New("taken_by", value.taken_by);
-    io.New("drained", value.drained);
-    io.New("exclusive_to", value.exclusive_to);
+    io("taken_by", value.taken_by);
+    io("drained", value.drained);
+    io("exclusive_to", value.exclusive_to);
     io("total_bytes", value.total_bytes);
     io("used_bytes", value.used_bytes);
     io("allocatable_bytes", value.allocatable_bytes);
@@ -105,10 +104,6 @@ class Writer {
   void operator()(const char* name, const Value& value) {
     json_[name] = Of(value);
   }
-  template <typename Value>
-  void New(const char* name, const Value& value) {
-    (*this)(name, value);
-  }
 
   template <typename Value>
   static Json Of(const Value& value) {
@@ -143,10 +138,6 @@ class Reader {
   template <typename Value>
   void operator()(const char* name, Value& value) {
     Read(json_.at(name), value);
-  }
-  template <typename Value>
-  void New(const char* name, Value& value) {
-    if (json_.contains(name)) (*this)(name, value);
   }
 
   template <typename Value>

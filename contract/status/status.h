@@ -2,8 +2,9 @@
 // writes it; `gpushmctl top --node`, the status page and users' scripts read it.
 //
 // Contract
-//   1. Members may be added, never renamed or removed: a reader takes a document of any version
-//      since 0.1.
+//   1. Members may be added, never renamed or removed, and a reader ignores unknown ones. So it
+//   takes
+//      a document of any later version.
 //   2. What is not known is null in the document and absent here.
 // Threads: pure functions; any thread.
 #pragma once

@@ -21,7 +21,7 @@ Node Full() {
   gpu.taken_by = "nvidia.com/gpu";
   gpu.utilization = 0.25;
   gpu.pools = {pool};
-  return {.version = "0.2.0",
+  return {.version = "1.2.3",
           .node = "node-a",
           .time_unix_ms = -1,
           .gpus = {gpu, {}},
@@ -51,19 +51,13 @@ TEST(StatusTest, ComesBackAsItWas) {
   EXPECT_EQ(gpu.pools.at(0).containers.at(0).private_bytes, 7U);
 }
 
-// Goal: today's gpushmctl can read the status of a plugin of version 0.1, and of one newer than
-// itself.
-TEST(StatusTest, ReadsOlderAndNewerDocuments) {
+// Goal: today's gpushmctl can read the status of a plugin that is newer than itself.
+TEST(StatusTest, ReadsNewerDocuments) {
   std::string json = ToJson(Full());
-  json = Without(json, R"("taken_by":"nvidia.com/gpu",)");
-  json = Without(json, R"("content_bytes":0,)");
-  json = Without(json, R"("gpu_number":1,)");
-  json = Without(json, R"("pod_gpus":2,)");
   json.insert(1, R"("added later":[{}],)");
   const auto read = FromJson(json);
   ASSERT_TRUE(read) << read.error().ToString();
-  EXPECT_EQ(read->gpus.at(0).taken_by, "");
-  EXPECT_EQ(read->gpus.at(0).pools.at(0).pod_gpus, 1U);
+  EXPECT_EQ(ToJson(*read), ToJson(Full()));
 }
 
 TEST(StatusTest, RefusesOtherDocuments) {

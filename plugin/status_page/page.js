@@ -143,15 +143,14 @@ function collectGpus(gpus) {
   for (const gpu of gpus) {
     for (const pool of gpu.pools) {
       if (!gpusOfPods.has(pool.allocation)) gpusOfPods.set(pool.allocation, []);
-      gpusOfPods.get(pool.allocation)[pool.gpu_number ?? 0] = gpuName(gpu);
+      gpusOfPods.get(pool.allocation)[pool.gpu_number] = gpuName(gpu);
     }
   }
 }
 
-// Empty for a pod with one GPU, and in the documents of older plugins. A GPU that the plugin does
-// not advertise has no name here. A pod's processes are in the document with its first GPU only.
+// Empty for a pod with one GPU. A GPU that the plugin does not advertise has no name here. A pod's processes are in the document with its first GPU only.
 function numberOf(pool) {
-  if (!(pool.pod_gpus > 1)) return '';
+  if (pool.pod_gpus === 1) return '';
   const gpus = gpusOfPods.get(pool.allocation);
   const list = Array.from({ length: pool.pod_gpus }, (_, i) => gpus[i] ?? 'another').join(', ');
   const counted = pool.gpu_number > 0 && gpus[0] ? `; clients are counted on ${gpus[0]}` : '';
@@ -406,7 +405,7 @@ function drawFold(box, items, limit, word, draw) {
 let names = 0;
 const newId = () => `n${(names += 1)}`;
 
-// Undefined in the documents of older plugins.
+// Null: the pod has no MPS.
 function mpsLine(mps) {
   if (!mps) return ['', 'quiet'];
   const outside = mps.outside_processes > 0

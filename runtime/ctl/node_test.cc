@@ -24,34 +24,38 @@ using ::testing::StartsWith;
 
 // A GPU with 100 bytes: 30 shared, 20 held by one, 10 idle, 15 granted, 5 other, 20 free.
 constexpr std::string_view kDocument = R"({
-  "version": "0.1.0", "node": "node-a", "time_unix_ms": 1763724600000, "started_unix_ms": 0,
+  "version": "1.2.3", "node": "node-a", "time_unix_ms": 1763724600000, "started_unix_ms": 0,
   "gpus": [{
     "uuid": "GPU-1", "index": 0, "model": "NVIDIA H200", "mig_profile": "", "healthy": true,
-    "reason": "", "total_bytes": 100, "used_bytes": 65, "allocatable_bytes": 90,
+    "reason": "", "taken_by": "", "drained": "", "exclusive_to": "",
+    "total_bytes": 100, "used_bytes": 65, "allocatable_bytes": 90,
     "bound_bytes": 78, "buffers_bytes": 60, "other_bytes": 5, "saved_bytes": 60, "kept_bytes": 0,
     "utilization": 0.93, "temperature_celsius": 61, "power_watts": null, "sampled_unix_ms": null,
     "pools": [{
-      "allocation": "m0003", "namespace": "chat", "pod": "server-0", "size_bytes": 78,
-      "allocated_bytes": 60, "broker": "away",
+      "allocation": "m0003", "namespace": "chat", "pod": "server-0", "gpu_number": 0,
+      "pod_gpus": 1, "size_bytes": 78, "allocated_bytes": 60, "broker": "away",
       "buffers": [
         {"name": "kv", "state": "writer-died", "transport": "vmm", "creator": "", "size_bytes": 20,
-         "allocated_bytes": 20, "generations": 1, "created_unix_ms": 0, "loaded_bytes": null,
+         "allocated_bytes": 20, "generations": 1, "created_unix_ms": 0,
+         "content_bytes": 0, "loaded_bytes": null,
          "attachments": [{"container": "engine", "access": "rw", "count": 1,
                           "mapped_bytes": 20, "proportional_bytes": 20}]},
         {"name": "weights", "state": "ready", "transport": "vmm", "creator": "", "size_bytes": 30,
-         "allocated_bytes": 30, "generations": 1, "created_unix_ms": 0, "loaded_bytes": null,
+         "allocated_bytes": 30, "generations": 1, "created_unix_ms": 0,
+         "content_bytes": 0, "loaded_bytes": null,
          "attachments": [{"container": "engine", "access": "ro", "count": 2,
                           "mapped_bytes": 60, "proportional_bytes": 20},
                          {"container": "ranker\u001b[31m", "access": "ro", "count": 1,
                           "mapped_bytes": 30, "proportional_bytes": 10}]},
         {"name": "spare", "state": "loading", "transport": "vmm", "creator": "", "size_bytes": 10,
-         "allocated_bytes": 10, "generations": 1, "created_unix_ms": 0, "loaded_bytes": 3,
+         "allocated_bytes": 10, "generations": 1, "created_unix_ms": 0,
+         "content_bytes": 0, "loaded_bytes": 3,
          "attachments": []}],
       "containers": [
         {"name": "engine", "clients": 2, "mapped_bytes": 80, "proportional_bytes": 40,
-         "private_bytes": 3},
+         "private_bytes": 3, "private_limit_bytes": null},
         {"name": "gpushm", "clients": 0, "mapped_bytes": 0, "proportional_bytes": 10,
-         "private_bytes": null}]}]}],
+         "private_bytes": null, "private_limit_bytes": null}], "mps": null}]}],
   "resources": []
 })";
 
@@ -111,8 +115,7 @@ TEST(NodeText, SaysWhatIsNotKnownAndWhatIsSick) {
                                       "\"healthy\": false,\n    \"reason\": \"XID 79\\u001b]0;\""));
   EXPECT_THAT(sick, HasSubstr("unhealthy: XID 79?]0;"));
   EXPECT_THAT(sick, Not(HasSubstr("\033")));
-  EXPECT_THAT(Shown(With("\"total_bytes\": 100",
-                         "\"exclusive_to\": \"chat/server-0\", \"total_bytes\": 100")),
+  EXPECT_THAT(Shown(With("\"exclusive_to\": \"\"", "\"exclusive_to\": \"chat/server-0\"")),
               HasSubstr("healthy  only for chat/server-0"));
   EXPECT_THAT(Shown(With(std::string(kDocument.substr(kDocument.find("{\n    \"uuid"),
                                                       kDocument.find("],\n  \"resources") -

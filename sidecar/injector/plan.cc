@@ -567,7 +567,6 @@ std::optional<Done> Done::Of(const PodView& pod) {
     if (at != status.end() && at->is_string()) *text = at->get<std::string>();
   }
   if (done.annotations.empty()) return std::nullopt;
-  // An older injector did not write it, and knew no other.
   if (status.value("allocation", Json()) == config::AllocationName(config::Allocation::kDra)) {
     done.allocation = config::Allocation::kDra;
   }
@@ -575,10 +574,6 @@ std::optional<Done> Done::Of(const PodView& pod) {
                                    std::pair{"initContainers", &done.init_containers},
                                    std::pair{"applications", &done.applications}}) {
     const auto list = status.find(key);
-    if (list == status.end() && names == &done.applications) {
-      done.applications = done.containers;  // An older injector did not write this list.
-      continue;
-    }
     if (list == status.end() || !list->is_array()) return std::nullopt;
     for (const Json& name : *list) {
       if (!name.is_string()) return std::nullopt;
