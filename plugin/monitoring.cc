@@ -68,8 +68,8 @@ Result<std::unique_ptr<Monitoring>> Monitoring::Start(const MonitoringConfig& co
   return monitoring;
 }
 
-Result<std::unique_ptr<http::Server>> Monitoring::ServeMetrics(const std::string& address,
-                                                               http::Server::Paths paths) {
+Result<std::unique_ptr<http::Server>> Monitoring::ServeMetrics(const std::string& address) {
+  http::Server::Paths paths;
   paths["/"] = [](const http::Request&) { return Front(); };
   paths["/metrics"] = [this](const http::Request&) {
     return Paged(kExpositionType, collector_.Metrics());
@@ -100,19 +100,19 @@ Result<std::unique_ptr<http::Server>> Monitoring::ServeStatus(const std::string&
 }
 
 Result<void> Monitoring::Serve(const MonitoringConfig& config) {
-  http::Server::Paths probes =
-      ProbePaths({.loops = parts_.loops,
-                  .since_look_ms = [health = parts_.health] { return health->SinceLookMs(); },
-                  .registration = parts_.registration,
-                  .not_ready = parts_.not_ready});
   if (!config.probes_address.empty()) {
-    auto server = ServeOn(config.probes_address, std::exchange(probes, {}));
+    auto server = ServeOn(
+        config.probes_address,
+        ProbePaths({.loops = parts_.loops,
+                    .since_look_ms = [health = parts_.health] { return health->SinceLookMs(); },
+                    .registration = parts_.registration,
+                    .not_ready = parts_.not_ready}));
     if (!server) return std::unexpected(server.error().WithContext("probes.address"));
     probes_ = std::move(*server);
     LogInfo("probes-served", {{"address", config.probes_address}, {"port", probes_->port()}});
   }
   if (!config.metrics_address.empty()) {
-    auto server = ServeMetrics(config.metrics_address, std::move(probes));
+    auto server = ServeMetrics(config.metrics_address);
     if (!server) return std::unexpected(server.error().WithContext("metrics.address"));
     metrics_ = std::move(*server);
     LogInfo("metrics-served", {{"address", config.metrics_address}, {"port", metrics_->port()}});

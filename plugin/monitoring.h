@@ -57,8 +57,7 @@ class Monitoring {
   Monitoring(const MonitoringConfig& config, const Parts& parts,
              const Advertisement& advertisement);
   Result<void> Serve(const MonitoringConfig& config);
-  Result<std::unique_ptr<http::Server>> ServeMetrics(const std::string& address,
-                                                     http::Server::Paths paths);
+  Result<std::unique_ptr<http::Server>> ServeMetrics(const std::string& address);
   Result<std::unique_ptr<http::Server>> ServeStatus(const std::string& address);
   Offer LastOffer() const;
 

@@ -305,18 +305,6 @@ TEST_F(MonitoringTest, ReadyIsWhatTheKubeletKnows) {
   EXPECT_EQ(testing::HttpGet(probes_port_, "/healthz").status, 200);
 }
 
-TEST_F(MonitoringTest, WithoutAPortOfTheirOwnProbesAreOnThatOfMetrics) {
-  ASSERT_TRUE(kubelet_.Start());
-  plugin_ = std::make_unique<PluginProcess>(
-      node_, node_.WriteConfig("metrics: {address: '127.0.0.1:0'}\n"));
-  ASSERT_TRUE(WaitUntil(kLongMs, [this] {
-    port_ = testing::PortIn(node_ / "plugin.log", "metrics-served");
-    return port_ != 0 && testing::HttpGet(port_, "/readyz").status == 200;
-  })) << Log();
-  EXPECT_EQ(testing::HttpGet(port_, "/healthz").body, "ok\n");
-  EXPECT_EQ(testing::HttpGet(port_, "/metrics").status, 200);
-}
-
 // Goal: clients of the metrics port that never finish a request hold up neither probes nor metrics.
 // Method: more of them than it serves at a time, each of which announces a body.
 TEST_F(MonitoringTest, CallersWithoutAnEndHoldUpNeitherProbesNorMetrics) {

@@ -1,6 +1,5 @@
-// Answers the kubelet's probes. probes.address gives them a port and threads of their own, so that
-// a client that reads metrics cannot hold up a probe. Without it they are on the port of metrics,
-// where the chart of 0.1 looks for them.
+// Answers the kubelet's probes, on a port and threads of their own, so that a client that reads
+// metrics cannot hold up a probe.
 //
 //   /healthz  200 while the threads that serve the node make progress. Problems of a GPU or the
 //             kubelet do not count, because a restart fixes neither.

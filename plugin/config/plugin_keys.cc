@@ -110,8 +110,8 @@ constexpr KeyInfo kKeys[] = {
      "127.0.0.1:9401"},
     {"probes.address", "", "`host:port`, or empty", "''",
      "Where `/healthz` and `/readyz` are served for the kubelet's probes, apart from metrics, so "
-     "that no scraper can hold up a probe. Without a host: on all addresses. Empty: at "
-     "`metrics.address`. The chart sets `:9402`.",
+     "that no scraper can hold up a probe. Without a host: on all addresses. Empty: not served. The "
+     "chart sets `:9402`.",
      ":9402"},
     {"log.level", "", "`debug`, `info`, `warning` or `error`", "info",
      "Lowest level that is logged.", "debug"},
