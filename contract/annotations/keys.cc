@@ -95,7 +95,7 @@ constexpr std::array<KeyInfo, 19> kAnnotationKeys = {{
       "pattern": "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
       "allOf": [{"pattern": "^[+]?[0-9.]*[1-9]"}])"},
     {kSidecarMemoryKey, "", "quantity", "the chart's value",
-     "The sidecar's host memory request and limit. Signals in device memory need 576Mi.", "64Mi",
+     "The sidecar's host memory request and limit.", "64Mi",
      R"("type": "string", "$ref": "#/$defs/positive")"},
 }};
 

@@ -92,10 +92,6 @@ struct Header {
 };
 static_assert(sizeof(Header) == 256);
 
-// A signal's value may also be in device memory, and streams then wait for it there: the first word
-// of the buffer "<name>-signal", in the generation given by settings[0]. 0: it is only here.
-inline constexpr size_t kWordGeneration = 0;
-inline constexpr std::string_view kWordSuffix = "-signal";
 // Signals: the word of the writer's cell with the highest value that a stream is to store.
 inline constexpr size_t kPendingWord = 0;
 
@@ -116,10 +112,6 @@ class Page {
   Cell& cell(uint32_t index) const { return cell_[index]; }  // index < cells()
   std::span<std::byte> body() const { return body_; }
   const std::array<uint64_t, 8>& settings() const { return settings_; }
-  // For a signal in device memory; otherwise 0.
-  uint64_t word_generation() const {
-    return kind_ == Kind::kSignal ? settings_[kWordGeneration] : 0;
-  }
   Word& alarm(News news) const { return alarms_[static_cast<uint32_t>(news)]; }
   void* address() const { return address_; }
   uint64_t mapped_bytes() const { return mapped_bytes_; }

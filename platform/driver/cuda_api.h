@@ -40,7 +40,7 @@ namespace gpushm {
   X(cuMemRetainAllocationHandle) X(cuMemGetHandleForAddressRange) X(cuStreamCreate)               \
   X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamQuery) X(cuStreamWaitEvent)                 \
   X(cuStreamWaitValue32) X(cuStreamWaitValue64) X(cuStreamWriteValue32) X(cuStreamWriteValue64)   \
-  X(cuStreamBatchMemOp) X(cuLaunchHostFunc) X(cuStreamBeginCapture) X(cuStreamEndCapture)         \
+  X(cuLaunchHostFunc) X(cuStreamBeginCapture) X(cuStreamEndCapture)         \
   X(cuStreamIsCapturing) X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphDestroy)        \
   X(cuGraphExecDestroy) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery)       \
   X(cuEventSynchronize) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)         \

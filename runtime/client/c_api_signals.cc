@@ -24,27 +24,14 @@ gpushm_status gpushm_signal_open(gpushm_client* client, const char* name,
                                  const gpushm_signal_options* options, gpushm_signal** signal) {
   const auto open = [](gc::Client* of, std::string_view text, const gpushm_signal_options& given,
                        const gc::Wait& wait) -> Result<std::unique_ptr<gc::Signal>> {
-    if (given.role > GPUSHM_SIGNAL_WRITER || given.writers > GPUSHM_WRITERS_ALL ||
-        given.memory > GPUSHM_SIGNAL_DEVICE_MEMORY || given.reserved != 0) {
+    if (given.role > GPUSHM_SIGNAL_WRITER || given.writers > GPUSHM_WRITERS_ALL) {
       return Fail(Code::kInvalidArgument,
-                  Concat("unknown value: role ", given.role, ", writers ", given.writers,
-                         ", memory ", given.memory, ", reserved ", given.reserved),
-                  "use the values of gpushm_signal_role, "
-                  "gpushm_writers and gpushm_signal_memory; reserved is 0");
-    }
-    if (given.gpu != 0 && given.memory != GPUSHM_SIGNAL_DEVICE_MEMORY) {
-      return Fail(Code::kInvalidArgument,
-                  Concat("signal_options.gpu is ", given.gpu,
-                         ", but the signal is not to be in device "
-                         "memory"),
-                  "set memory to GPUSHM_SIGNAL_DEVICE_MEMORY, or leave gpu 0: a signal in host "
-                  "memory serves the streams of all GPUs");
+                  Concat("unknown value: role ", given.role, ", writers ", given.writers),
+                  "use the values of gpushm_signal_role and gpushm_writers");
     }
     return gc::Signal::Open(of, text,
                             {.role = static_cast<gc::Signal::Role>(given.role),
-                             .writers_all = given.writers == GPUSHM_WRITERS_ALL,
-                             .device_memory = given.memory == GPUSHM_SIGNAL_DEVICE_MEMORY,
-                             .gpu = given.gpu},
+                             .writers_all = given.writers == GPUSHM_WRITERS_ALL},
                             wait);
   };
   return gc::OpenNamed(client, name, options, gc::HandleKind::kSignal, "signal", signal, open);
@@ -90,7 +77,6 @@ gpushm_status gpushm_signal_get_info(const gpushm_signal* signal, gpushm_signal_
       filled->state = static_cast<uint32_t>(reading.state);
       filled->role = static_cast<uint32_t>(s.role());
       filled->recorded = s.recorded();
-      filled->memory = s.in_device_memory() ? GPUSHM_SIGNAL_DEVICE_MEMORY : GPUSHM_SIGNAL_HOST_PAGE;
       return {};
     });
   });

@@ -9,7 +9,6 @@
 #include "contract/limits.h"
 #include "platform/base/alarm.h"
 #include "platform/driver/stream_waits.h"
-#include "runtime/client/device_word.h"
 
 namespace gpushm::client {
 
@@ -176,8 +175,7 @@ Result<void> OpenPage::CheckStream(CUstream stream) const {
   return {};
 }
 
-Result<void> OpenPage::Store(CUstream stream, const Point& point,
-                             const CUstreamBatchMemOpParams* before) const {
+Result<void> OpenPage::Store(CUstream stream, const Point& point) const {
   const Result<CUdeviceptr> at = OnGpu(*point.word);
   if (!at) return std::unexpected(at.error());
   const CudaApi& api = **client()->Driver();
@@ -193,16 +191,9 @@ Result<void> OpenPage::Store(CUstream stream, const Point& point,
     fence = fences.emplace(stream, std::move(*made)).first;
   }
   // The driver's default contains a barrier, which makes earlier work visible to all.
-  Result<void> done;
-  if (before == nullptr) {
-    done =
-        api.Check(api.cuStreamWriteValue64(stream, *at, point.value, CU_STREAM_WRITE_VALUE_DEFAULT),
-                  "cuStreamWriteValue64");
-  } else {
-    std::array stores = {*before, StoreOf(*at, point.value)};
-    done = api.Check(api.cuStreamBatchMemOp(stream, stores.size(), stores.data(), 0),
-                     "cuStreamBatchMemOp for two stores");
-  }
+  auto done =
+      api.Check(api.cuStreamWriteValue64(stream, *at, point.value, CU_STREAM_WRITE_VALUE_DEFAULT),
+                "cuStreamWriteValue64");
   if (!done) return done;
   if (!fence->second.Move(stream)) {
     // The fence belongs to a former context, whose stream had the same address.

@@ -98,9 +98,7 @@ class OpenPage {
   // values that it captures.
   Result<void> CheckStream(CUstream stream) const;
   // The stream stores point.value when it gets there, and makes its earlier work visible first.
-  // `before` is another store, directly before this one.
-  Result<void> Store(CUstream stream, const signal::Point& point,
-                     const CUstreamBatchMemOpParams* before = nullptr) const;
+  Result<void> Store(CUstream stream, const signal::Point& point) const;
   // Whether a stream of this process has not stored yet. The values show it, too, as long as nobody
   // else stores there: the poison, or the next owner of the cell.
   bool HasPendingStores() const;

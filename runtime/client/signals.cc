@@ -1,7 +1,6 @@
 #include "runtime/client/signals.h"
 
 #include <algorithm>
-#include <array>
 
 namespace gpushm::client {
 
@@ -24,12 +23,8 @@ Result<std::unique_ptr<Signal>> Signal::OpenWaiter(Client* client, std::string_v
   for (;;) {
     auto page = OpenPage::Attach(client, name, attach, {signal::Kind::kSignal}, wait);
     if (!page) return std::unexpected(page.error());
-    const uint64_t generation = page->page().word_generation();
-    Result<std::unique_ptr<DeviceWord>> word = nullptr;
-    if (generation != 0) word = DeviceWord::Attach(client, name, generation, wait);
-    // Checked after the attach, because the word goes with the writer.
     if (!signal::Read(page->cell(0)).ended()) {
-      return std::unique_ptr<Signal>(new Signal(std::move(*page), Role::kWaiter, std::move(word)));
+      return std::unique_ptr<Signal>(new Signal(std::move(*page), Role::kWaiter));
     }
     attach.min_generation = page->generation() + 1;
   }
@@ -46,13 +41,6 @@ Result<std::unique_ptr<Signal>> Signal::TryWrite(Client* client, std::string_vie
   }
   if (signal::Read(looked->cell(0)).ended()) {
     return Make(client, name, options, looked->generation(), wait);
-  }
-  // A signal that the pod declares, and that no process has written yet.
-  if (options.device_memory && looked->page().word_generation() == 0 &&
-      signal::Read(looked->cell(0)).state == CellState::kFree) {
-    return Fail(Code::kUnsupported,
-                Concat("the pod declares \"", name, "\" as a signal whose value is in host memory"),
-                "open it without GPUSHM_SIGNAL_DEVICE_MEMORY, or use another name");
   }
   attach.access = Access::kReadWrite;
   attach.generation = looked->generation();
@@ -75,35 +63,13 @@ Result<std::unique_ptr<Signal>> Signal::Make(Client* client, std::string_view na
                               .after_generation = after_generation},
                              wait);
   if (!page) return std::unexpected(page.error());
-  std::unique_ptr<DeviceWord> word;
-  if (options.device_memory) {
-    auto made = DeviceWord::Make(client, name, options.writers_all, options.gpu, wait);
-    if (!made) {
-      // A pool without room for a second generation gets room when the former waiters have gone.
-      const bool held = made.error().code() == Code::kExhausted && after_generation != 0;
-      if (!held || wait.dont_wait) return std::unexpected(made.error());
-      return Fail(Code::kBusy, made.error().what(), made.error().remedy());
-    }
-    word = std::move(*made);
-    std::array<uint64_t, 8> settings{};
-    settings[signal::kWordGeneration] = word->generation();
-    page->SetSettings(settings);
-  }
   signal::Claim(page->cell(0), page->lease(), /*again=*/false);
-  if (auto shown = page->Publish(wait); !shown) {
-    if (word != nullptr) (void)word->Delete();
-    return std::unexpected(shown.error());
-  }
-  return std::unique_ptr<Signal>(new Signal(std::move(*page), Role::kWriter, std::move(word)));
+  if (auto shown = page->Publish(wait); !shown) return std::unexpected(shown.error());
+  return std::unique_ptr<Signal>(new Signal(std::move(*page), Role::kWriter));
 }
 
 Result<void> Signal::Close() {
-  DeviceWord* const word = word_ ? word_->get() : nullptr;
   if (auto none = page_.CheckNoStreamWaits(); !none) return none;
-  if (word != nullptr && word->HasWaits()) {
-    return Fail(Code::kBusy, "a stream of this process still waits for the signal",
-                "synchronise the stream, then close the signal");
-  }
   const std::lock_guard lock(mutex_);
   if (role_ == Role::kWriter) {
     const signal::Reading reading = Read();
@@ -118,10 +84,6 @@ Result<void> Signal::Close() {
     page_.RingAlarm(signal::News::kOfFirst);
   }
   closed_ = true;
-  if (word != nullptr) {
-    if (role_ == Role::kWriter) (void)word->Delete();  // Otherwise the successor deletes it.
-    (void)word->Detach();
-  }
   return page_.Detach();
 }
 
@@ -159,9 +121,7 @@ Result<void> Signal::Record(CUstream stream, uint64_t value) {
     // Held over the call, so that values recorded by several threads enter the streams in order.
     const std::lock_guard lock(mutex_);
     if (auto next = CheckNext(value); !next) return next;
-    auto done =
-        in_device_memory() ? StoreBoth(stream, value) : page_.Store(stream, {&cell().value, value});
-    if (!done) return done;
+    if (auto done = page_.Store(stream, {&cell().value, value}); !done) return done;
     recorded_ = value;
     cell().words[signal::kPendingWord].store(value, std::memory_order_release);
   }
@@ -169,22 +129,10 @@ Result<void> Signal::Record(CUstream stream, uint64_t value) {
   return {};
 }
 
-// The word is stored first, because streams wait for it. So the page's value shows what is done,
-// which Close needs.
-Result<void> Signal::StoreBoth(CUstream stream, uint64_t value) {
-  const CUstreamBatchMemOpParams word = StoreOf((*word_)->address(), value);
-  return page_.Store(stream, {&cell().value, value}, &word);
-}
-
 Result<void> Signal::Set(uint64_t value) {
   {
     const std::lock_guard lock(mutex_);
     if (auto next = CheckNext(value); !next) return next;
-    if (in_device_memory()) {
-      return Fail(
-          Code::kUnsupported, "the signal is in device memory, where the host cannot store",
-          "use gpushm_signal_record, or open the signal without GPUSHM_SIGNAL_DEVICE_MEMORY");
-    }
     const uint64_t now = Read().value;
     if (now < recorded_) {
       return Fail(
@@ -240,8 +188,6 @@ Result<void> Signal::WaitOnStream(CUstream stream, uint64_t value) {
     return Fail(Code::kBusy, "the signal has no writer yet",
                 "wait for the first value on the host with gpushm_signal_wait");
   }
-  if (!word_) return std::unexpected(word_.error());
-  if (*word_ != nullptr) return (*word_)->Await(stream, value);
   return page_.Await(stream, {&cell().value, value});
 }
 
@@ -252,23 +198,18 @@ Result<void> Signal::WaitOnHost(uint64_t value, const Deadline& deadline) const 
 }
 
 Result<void> Signal::Check(uint64_t value) const {
-  // A stream can pass the word before the page has the value. The page ends before the word does.
-  // So if the page has not ended by now, the poison did not release the stream: hence the order.
-  const bool passed = word_ && *word_ != nullptr && (*word_)->HasPassed(value);
   const signal::Reading reading = Read();
-  if (reading.value >= value || (passed && !reading.ended())) return {};
+  if (reading.value >= value) return {};
   if (auto ended = signal::EndedBefore(reading, value)) return std::unexpected(*ended);
   return Fail(Code::kBusy, Concat("the signal is at value ", reading.value, ", not yet at ", value),
               "wait for it with gpushm_signal_wait");
 }
 
 Result<CUdeviceptr> Signal::DeviceAddress() {
-  if (!word_) return std::unexpected(word_.error());
   if (role_ == Role::kWriter) {  // From now on, kernels can store values that no host announces.
     cell().told.store(static_cast<uint64_t>(signal::Told::kNotByGpus), std::memory_order_relaxed);
     page_.RingAlarm(signal::News::kOfFirst);
   }
-  if (*word_ != nullptr) return (*word_)->address();
   return page_.OnGpu(cell().value);
 }
 

@@ -1,8 +1,5 @@
 // A signal that this process has opened.
 //
-// With device memory (DeviceWord), only streams store values: into the page for hosts, and into the
-// word for waiting streams.
-//
 // Threads: any thread may call any function; Close is the last call.
 //
 // Invariants
@@ -23,7 +20,6 @@
 #include "contract/sync/page.h"
 #include "platform/base/status.h"
 #include "runtime/client/client.h"
-#include "runtime/client/device_word.h"
 #include "runtime/client/open_page.h"
 #include "runtime/client/wait.h"
 
@@ -35,8 +31,6 @@ class Signal {
   struct Options {
     Role role = Role::kWaiter;
     bool writers_all = false;
-    bool device_memory = false;  // For a signal that this call makes.
-    uint32_t gpu = 0;            // Where that memory is.
   };
 
   static Result<std::unique_ptr<Signal>> Open(Client* client, std::string_view name,
@@ -60,13 +54,10 @@ class Signal {
   const std::string& name() const { return page_.name(); }
   uint64_t generation() const { return page_.generation(); }
   Role role() const { return role_; }
-  // Not what the page says now: other processes may write it.
-  bool in_device_memory() const { return !word_ || *word_ != nullptr; }
   uint64_t recorded() const;
 
  private:
-  Signal(OpenPage page, Role role, Result<std::unique_ptr<DeviceWord>> word = nullptr)
-      : page_(std::move(page)), role_(role), word_(std::move(word)) {}
+  Signal(OpenPage page, Role role) : page_(std::move(page)), role_(role) {}
   static Result<std::unique_ptr<Signal>> OpenWaiter(Client* client, std::string_view name,
                                                     const Wait& wait);
   static Result<std::unique_ptr<Signal>> TryWrite(Client* client, std::string_view name,
@@ -77,12 +68,9 @@ class Signal {
 
   signal::Cell& cell() const { return page_.cell(0); }
   Result<void> CheckNext(uint64_t value) const;
-  Result<void> StoreBoth(CUstream stream, uint64_t value);
 
   OpenPage page_;
   const Role role_;
-  // Null if the signal is on the page alone. An error if a waiter cannot use the word in streams.
-  Result<std::unique_ptr<DeviceWord>> word_;
   mutable std::mutex mutex_;
   uint64_t recorded_ = 0;  // Under mutex_.
   bool closed_ = false;    // Under mutex_.

@@ -69,7 +69,6 @@ Broker::~Broker() {
   for (const auto& driver : drivers_) driver->Abandon();
   file_loads_.reset();
   transfers_.reset();
-  for (PodGpu& gpu : gpus_) gpu.releases.reset();
   if (children_) children_->EndAll(kChildrenEndMs);
   if (counters_) counters_->Publish();
   link_.reset();
@@ -145,7 +144,6 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   broker->registry_ = std::move(*registry);
   broker->registry_->SetGpus(broker->ledger_->gpu_count());
   broker->MakeTransfers();
-  broker->MakeReleases();
   broker->server_.emplace(loop, static_cast<Handler*>(broker.get()));
   std::set<std::string> settled;
   broker->Restore(std::move(greeting.kept), &settled);
@@ -282,25 +280,6 @@ std::vector<std::vector<std::string>> Broker::ChildArguments() const {
   std::vector<std::vector<std::string>> arguments;
   for (const PodGpu& gpu : gpus_) arguments.push_back(gpu.gpu.ChildArguments());
   return arguments;
-}
-
-void Broker::MakeReleases() {
-  const auto has_room = [this] {
-    const auto running = std::ranges::count_if(
-        gpus_, [](const PodGpu& gpu) { return gpu.releases && gpu.releases->is_running(); });
-    return static_cast<size_t>(running) < ContextsAtOnce();
-  };
-  for (PodGpu& gpu : gpus_) {
-    gpu.releases =
-        std::make_unique<Releases>(loop_, children_.get(),
-                                   Releases::Settings{.driver_folder = options_.driver_folder,
-                                                      .gpu = gpu.gpu.ChildArguments(),
-                                                      .has_room = has_room,
-                                                      .first_die = options_.first_releasers_die},
-                                   [this](const Releases::Word& word) {
-                                     return ledger_->FindWord(word.signal, word.generation);
-                                   });
-  }
 }
 
 // The flock keeps a second broker out, and is released with the process however it ends. The folder

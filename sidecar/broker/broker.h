@@ -39,7 +39,6 @@
 #include "sidecar/broker/gpu.h"
 #include "sidecar/broker/ledger.h"
 #include "sidecar/broker/link.h"
-#include "sidecar/broker/releases.h"
 #include "sidecar/broker/server.h"
 #include "sidecar/broker/transfer.h"
 
@@ -60,7 +59,6 @@ struct BrokerOptions {
   uint64_t link_die_after = 0;        // For tests; see Link::Settings.
   std::string program = "gpushm-broker";     // This program, for its children.
   uint64_t memory_limit_bytes = UINT64_MAX;  // Limit of the sidecar's host memory.
-  uint32_t first_releasers_die = 0;          // For tests; see Releases::Settings.
   // Folder of the pod's volumes that `file:` names.
   std::string files_folder = "/run/gpushm-files";
   std::string cuda_ipc_folder;  // Folder for libgpushm-cudaipc.so; empty for none.
@@ -109,7 +107,6 @@ class Broker : private Handler {
   void MakeLedger();
   void MakeTransfers();
   std::vector<std::vector<std::string>> ChildArguments() const;  // By number.
-  void MakeReleases();
   void Restore(Ledger::Kept kept, std::set<std::string>* settled);
   void RestoreClients(std::vector<Link::Greeting::Client> clients);
   Result<void> RunLink(const std::vector<Link::Greeting::Gpu>& gpus);
@@ -192,10 +189,6 @@ class Broker : private Handler {
   // them.
   void EndParticipants();
   void EndForgottenParticipants();
-  // Whether the broker could end waits for the page that is about to be published.
-  Result<void> CheckReleasable(const Client& client, uint64_t lease_id) const;
-  // Releases streams that wait, if the page is a signal in device memory that has ended.
-  void ReleaseStreams(const std::string& name, const signal::Page& page);
   std::optional<Statement> ClientStatement(uint64_t client_id) const;
   bool Announce(uint64_t client_id);  // False: the client is gone.
   // The next statement of the full state, for a plugin that knows nothing yet. Clients come before
@@ -216,7 +209,6 @@ class Broker : private Handler {
   struct PodGpu {
     Gpu gpu;
     bool lost = false;
-    std::unique_ptr<Releases> releases = {};
   };
   std::vector<PodGpu> gpus_;  // By number.
   std::optional<Ledger> ledger_;

@@ -82,7 +82,7 @@ class Children {
   Children(const Children&) = delete;
   Children& operator=(const Children&) = delete;
 
-  // The first of `arguments` is the child's name (loader, releaser). Fails with kBusy, or with
+  // The first of `arguments` is the child's name (loader). Fails with kBusy, or with
   // kSystem, for example if there are no free descriptors. Both may be temporary.
   Result<std::unique_ptr<Child>> Start(const std::vector<std::string>& arguments,
                                        Child::Events events);

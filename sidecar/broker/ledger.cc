@@ -682,7 +682,6 @@ void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease, bool died) {
   if (memory.is_page()) {
     parted_.push_back({.lease_id = lease->first,
                        .generation = generation,
-                       .name = lease->second.buffer,
                        .died = died,
                        .writes = lease->second.access == Access::kReadWrite,
                        .page = memory.descriptor.get()});
@@ -817,7 +816,6 @@ std::vector<Ledger::PageLeases> Ledger::Pages() const {
   std::map<uint64_t, PageLeases> pages;
   for (const auto& [number, generation] : generations_) {
     if (!generation.memory.is_page()) continue;
-    pages[number].name = generation.buffer;
     pages[number].page = generation.memory.descriptor.get();
   }
   for (const auto& [id, lease] : leases_) {
@@ -836,15 +834,6 @@ std::optional<Ledger::LeasedPage> Ledger::FindPage(const Client& client, uint64_
   const Memory& memory = generations_.at(generation).memory;
   if (!memory.is_page()) return std::nullopt;
   return LeasedPage{.generation = generation, .page = memory.descriptor.get()};
-}
-
-const Memory* Ledger::FindWord(const std::string& signal, uint64_t generation) const {
-  const auto found = generations_.find(generation);
-  if (found == generations_.end() || found->second.leases == 0) return nullptr;
-  const std::string& name = found->second.buffer;
-  const bool named = name == Concat(signal, signal::kWordSuffix);
-  if (!named || declared_.contains(name) || !found->second.memory.pooled) return nullptr;
-  return &found->second.memory;
 }
 
 // The content of buffers: who loads, how far the load is, and what a failed load leaves (Ledger's

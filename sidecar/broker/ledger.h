@@ -215,7 +215,6 @@ class Ledger {
   struct EndedParticipant {
     uint64_t lease_id = 0;
     uint64_t generation = 0;
-    std::string name;
     bool died = false;
     bool writes = false;  // It may own cells.
     int page = -1;        // Descriptor, owned by the ledger. Valid as long as that of a statement.
@@ -224,7 +223,6 @@ class Ledger {
   // All pages with the leases on each, for the successor of a broker that was killed before it
   // ended a cell.
   struct PageLeases {
-    std::string name;
     int page = -1;
     std::set<uint64_t> leases;
   };
@@ -235,10 +233,6 @@ class Ledger {
     int page = -1;  // Descriptor, owned by the ledger.
   };
   std::optional<LeasedPage> FindPage(const Client& client, uint64_t lease_id) const;
-  // The word in device memory of the signal of that name, if it is one and somebody holds it. A
-  // page's writer controls what the page says about the word. So memory of a different name, or
-  // memory that the pod declares, is never touched because of it.
-  const Memory* FindWord(const std::string& signal, uint64_t generation) const;
 
   // ---- content
   Result<void> SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,

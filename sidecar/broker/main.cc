@@ -1,5 +1,5 @@
 // gpushm-broker, the process in the sidecar. `gpushm-broker spawner` starts its short-lived
-// children, `gpushm-broker loader ...` and `gpushm-broker releaser ...`.
+// children, `gpushm-broker loader ...`.
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -21,7 +21,6 @@
 #include "sidecar/broker/broker.h"
 #include "sidecar/broker/loader.h"
 #include "sidecar/broker/options.h"
-#include "sidecar/broker/releaser.h"
 #include "sidecar/broker/spawner.h"
 
 namespace gpushm::broker {
@@ -113,8 +112,7 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const std::string_view child = argc > 1 ? argv[1] : "";
-  const int code = child == "loader"     ? gpushm::broker::LoaderMain(argc - 1, argv + 1)
-                   : child == "releaser" ? gpushm::broker::ReleaserMain(argc - 1, argv + 1)
+  const int code = child == "loader" ? gpushm::broker::LoaderMain(argc - 1, argv + 1)
                    : child == gpushm::broker::kSpawnerName
                        ? gpushm::broker::SpawnerMain(argc - 1, argv + 1)
                        : gpushm::broker::Main(argc, argv);

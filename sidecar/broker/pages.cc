@@ -154,7 +154,6 @@ void Broker::EndParticipants() {
     signal::EndCellsOf(mapped->page, ended.lease_id,
                        ended.died ? signal::CellState::kDied : signal::CellState::kLeft);
     alarms_.Ring(ended.generation);
-    ReleaseStreams(ended.name, mapped->page);
   }
 }
 
@@ -167,33 +166,7 @@ void Broker::EndForgottenParticipants() {
     signal::EndCellsOfOthers(mapped->page, kept.leases);
     // The earlier broker's alarms. Those who waited for them will come here.
     for (const signal::News news : kAllNews) mapped->page.alarm(news).store(0);
-    // The earlier broker may have been killed before its releaser had finished.
-    ReleaseStreams(kept.name, mapped->page);
   }
-}
-
-Result<void> Broker::CheckReleasable(const Client& client, uint64_t lease_id) const {
-  if (options_.memory_limit_bytes >= kContextHostBytes) return {};
-  const auto found = ledger_->FindPage(client, lease_id);
-  if (!found) return {};
-  const auto mapped = MapPage(found->page);
-  if (!mapped || mapped->page.word_generation() == 0) return {};
-  return Fail(Code::kUnsupported,
-              Concat("signals in device memory need ", kContextHostBytes >> 20,
-                     " MiB of host memory in the sidecar when their writer ends, but it has only ",
-                     options_.memory_limit_bytes >> 20),
-              "annotate the pod with sidecar.gpushm.io/memory: 576Mi, or use a host page");
-}
-
-// The page comes first and the word in device memory second, so that a released waiter finds the
-// reason.
-void Broker::ReleaseStreams(const std::string& name, const signal::Page& page) {
-  if (page.word_generation() == 0 || !signal::Read(page.cell(0)).ended()) return;
-  // Such a page was never published with a word, so its content is not trusted.
-  if (options_.memory_limit_bytes < kContextHostBytes) return;
-  const Memory* const word = ledger_->FindWord(name, page.word_generation());
-  if (word == nullptr) return;  // Nobody waits for it.
-  gpus_.at(word->gpu).releases->Add({.signal = name, .generation = page.word_generation()});
 }
 
 }  // namespace gpushm::broker

@@ -332,7 +332,6 @@ void Broker::Allocated(const Ledger::Ticket& ticket, const ReplyTo& to,
 Result<void> Broker::OnPublish(Request& request) {
   const auto body = protocol::Parse<protocol::PublishRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
-  if (auto r = CheckReleasable(request.client, body->lease_id); !r) return r;
   if (auto r = ledger_->Publish(request.client, body->lease_id); !r) return r;
   Apply();
   server_->Reply(request.to, protocol::EmptyReply{});

@@ -66,24 +66,6 @@ bool WriteFlagsValid(unsigned flags) {
   return (flags & ~static_cast<unsigned>(CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)) == 0;
 }
 
-// One operation of a batch, done by the function for a single one.
-CUresult BatchedOperation(CUstream stream, const CUstreamBatchMemOpParams& one) {
-  const auto& wait = one.waitValue;
-  const auto& write = one.writeValue;
-  switch (one.operation) {
-    case CU_STREAM_MEM_OP_WAIT_VALUE_32:
-      return cuStreamWaitValue32(stream, wait.address, wait.value, wait.flags);
-    case CU_STREAM_MEM_OP_WAIT_VALUE_64:
-      return cuStreamWaitValue64(stream, wait.address, wait.value64, wait.flags);
-    case CU_STREAM_MEM_OP_WRITE_VALUE_32:
-      return cuStreamWriteValue32(stream, write.address, write.value, write.flags);
-    case CU_STREAM_MEM_OP_WRITE_VALUE_64:
-      return cuStreamWriteValue64(stream, write.address, write.value64, write.flags);
-    default:
-      return CUDA_ERROR_INVALID_VALUE;
-  }
-}
-
 }  // namespace
 
 CUresult Enqueue(Driver& driver, CUstream handle, Work work) {
@@ -181,20 +163,6 @@ CUresult CUDAAPI cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint6
   return MemoryOperation("cuStreamWriteValue64", stream, addr, sizeof value,
                          gpushm::sim::WriteFlagsValid(flags),
                          gpushm::sim::WriteWork<uint64_t>(addr, value));
-}
-
-// A real driver accepts all or none; here, those before a wrong one stay queued.
-CUresult CUDAAPI cuStreamBatchMemOp(CUstream stream, unsigned int count,
-                                    CUstreamBatchMemOpParams* paramArray, unsigned int flags) {
-  constexpr unsigned kMost = 256;
-  if (paramArray == nullptr || count == 0 || count > kMost || flags != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  for (unsigned i = 0; i < count; ++i) {
-    const CUresult result = gpushm::sim::BatchedOperation(stream, paramArray[i]);
-    if (result != CUDA_SUCCESS) return result;
-  }
-  return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {

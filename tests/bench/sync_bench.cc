@@ -1,6 +1,5 @@
 // Handing over in time between two processes on one GPU: a signal's round trip, and a frame through
-// a ring. Beside each, in turns, the same by hand: stream memory operations on a shared page, or in
-// device memory for a signal that is there.
+// a ring. Beside each, in turns, the same by hand: stream memory operations on a shared page.
 //
 //   parent   turn |          armed, t0 | record, wait, passed | t1         a round trip
 //   child         | wait, record, armed
@@ -31,13 +30,11 @@ namespace gpushm::bench {
 namespace {
 
 constexpr char kEcho[] = "echo";
-constexpr char kDeviceEcho[] = "device-echo";
 constexpr char kReader[] = "reader";
 constexpr char kPoller[] = "poller";
 constexpr char kPing[] = "ping";
 constexpr char kPong[] = "pong";
 constexpr char kFrames[] = "frames";
-constexpr char kWords[] = "words";
 constexpr int64_t kPassMs = 5000;  // If it took this long, something failed.
 constexpr uint64_t kWarmSteps = 200;
 constexpr int64_t kSteps = 4000;
@@ -84,8 +81,6 @@ class Side {
   gpushm_client* client() const { return connection_->get(); }
 
   Words on_page() const { return {OnGpu(page_->ping), OnGpu(page_->pong)}; }
-  // The same in device memory, which the parent makes.
-  Result<Words> InDeviceMemory(bool make);
 
   // On the stream.
   Result<void> Store(CUdeviceptr word, uint64_t value) const {
@@ -119,7 +114,6 @@ class Side {
   std::optional<Connection> connection_;
   Page* page_ = nullptr;
   CUdeviceptr page_address_ = 0;
-  Words device_words_;
 };
 
 Result<std::unique_ptr<Side>> Side::SetUp(const std::filesystem::path& folder, int page_fd) {
@@ -151,30 +145,11 @@ Result<void> Side::Register(int page_fd) {
                     "cuMemHostGetDevicePointer");
 }
 
-Result<Words> Side::InDeviceMemory(bool make) {
-  constexpr CUdeviceptr kApart = 256;
-  gpushm_attachment* words = nullptr;
-  gpushm_attach_options attach;
-  GPUSHM_INIT(&attach);
-  attach.access = GPUSHM_ACCESS_READ_WRITE;
-  const gpushm_status status = make ? gpushm_create(client(), kWords, 2 * kMiB, nullptr, &words)
-                                    : gpushm_attach(client(), kWords, &attach, &words);
-  if (auto r = Check(status, "device memory"); !r) return std::unexpected(r.error());
-  const CUdeviceptr at = gpushm_attachment_address(words);  // Valid until the connection is closed.
-  device_words_ = {at, at + kApart};
-  return device_words_;
-}
-
 Side::~Side() {
   if (page_ == nullptr) return;
   // CUDA cannot end a wait by hand: a peer that failed must not block a stream here, or there.
   page_->ping.store(GPUSHM_SIGNAL_MAX, std::memory_order_release);
   page_->pong.store(GPUSHM_SIGNAL_MAX, std::memory_order_release);
-  if (device_words_.ping != 0) {
-    const uint64_t end = GPUSHM_SIGNAL_MAX;
-    api_.cuMemcpyHtoD(device_words_.ping, &end, sizeof end);
-    api_.cuMemcpyHtoD(device_words_.pong, &end, sizeof end);
-  }
   static_cast<void>(
       WaitUntil([this] { return api_.cuStreamQuery(stream()) != CUDA_ERROR_NOT_READY; },
                 Deadline::AfterMs(kPassMs)));
@@ -204,12 +179,10 @@ class Closing {
 using Signal = Closing<gpushm_signal, gpushm_signal_close>;
 using Ring = Closing<gpushm_ring, gpushm_ring_close>;
 
-Result<Signal> OpenSignal(const Side& side, const char* name, gpushm_signal_role role,
-                          gpushm_signal_memory memory) {
+Result<Signal> OpenSignal(const Side& side, const char* name, gpushm_signal_role role) {
   gpushm_signal_options options;
   GPUSHM_INIT(&options);
   options.role = role;
-  options.memory = memory;
   gpushm_signal* signal = nullptr;
   if (auto r = Check(gpushm_signal_open(side.client(), name, &options, &signal), "signal"); !r) {
     return std::unexpected(r.error());
@@ -253,26 +226,24 @@ Result<void> FollowSteps(Channel& parent, const Page& page, const Step& one) {
   }
 }
 
-Result<void> EchoBy(Channel& parent, const std::string& folder, gpushm_signal_memory memory) {
-  const Result<std::unique_ptr<Side>> side = ChildSide(parent, folder);
+Result<void> Echo(Channel& parent, const std::vector<std::string>& arguments) {
+  const Result<std::unique_ptr<Side>> side = ChildSide(parent, arguments.at(0));
   if (!side) return std::unexpected(side.error());
-  const Result<Words> words =
-      memory == GPUSHM_SIGNAL_DEVICE_MEMORY ? (*side)->InDeviceMemory(false) : (*side)->on_page();
-  if (!words) return std::unexpected(words.error());
-  const Result<Signal> pong = OpenSignal(**side, kPong, GPUSHM_SIGNAL_WRITER, memory);
+  const Words words = (*side)->on_page();
+  const Result<Signal> pong = OpenSignal(**side, kPong, GPUSHM_SIGNAL_WRITER);
   if (!pong) return std::unexpected(pong.error());
-  const Result<Signal> ping = OpenSignal(**side, kPing, GPUSHM_SIGNAL_WAITER, memory);
+  const Result<Signal> ping = OpenSignal(**side, kPing, GPUSHM_SIGNAL_WAITER);
   if (!ping) return std::unexpected(ping.error());
   const CUstream stream = (*side)->stream();
   Page& page = (*side)->page();
   return FollowSteps(parent, page, [&](uint64_t step) -> Result<void> {
     if (auto r = ByHand(step)
-                     ? (*side)->WaitFor(words->ping, step)
+                     ? (*side)->WaitFor(words.ping, step)
                      : Check(gpushm_signal_wait_on_stream(ping->get(), stream, step), "wait");
         !r) {
       return r;
     }
-    if (auto r = ByHand(step) ? (*side)->Store(words->pong, step)
+    if (auto r = ByHand(step) ? (*side)->Store(words.pong, step)
                               : Check(gpushm_signal_record(pong->get(), stream, step), "record");
         !r) {
       return r;
@@ -280,14 +251,6 @@ Result<void> EchoBy(Channel& parent, const std::string& folder, gpushm_signal_me
     page.armed.store(step, std::memory_order_release);
     return {};
   });
-}
-
-Result<void> Echo(Channel& parent, const std::vector<std::string>& arguments) {
-  return EchoBy(parent, arguments.at(0), GPUSHM_SIGNAL_HOST_PAGE);
-}
-
-Result<void> DeviceEcho(Channel& parent, const std::vector<std::string>& arguments) {
-  return EchoBy(parent, arguments.at(0), GPUSHM_SIGNAL_DEVICE_MEMORY);
 }
 
 Result<void> ReadByHand(const Side& side, uint64_t step) {
@@ -421,21 +384,19 @@ Result<void> MeasureSteps(benchmark::State& state, const Step& one) {
   return {};
 }
 
-Result<void> RoundTrips(benchmark::State& state, Meeting& meeting, gpushm_signal_memory memory) {
-  Side& side = meeting.side();
-  const Result<Words> words =
-      memory == GPUSHM_SIGNAL_DEVICE_MEMORY ? side.InDeviceMemory(true) : side.on_page();
-  if (!words) return std::unexpected(words.error());
-  const Result<Signal> ping = OpenSignal(side, kPing, GPUSHM_SIGNAL_WRITER, memory);
+Result<void> RoundTrips(benchmark::State& state, Meeting& meeting) {
+  const Side& side = meeting.side();
+  const Words words = side.on_page();
+  const Result<Signal> ping = OpenSignal(side, kPing, GPUSHM_SIGNAL_WRITER);
   if (!ping) return std::unexpected(ping.error());
-  const Result<Signal> pong = OpenSignal(side, kPong, GPUSHM_SIGNAL_WAITER, memory);
+  const Result<Signal> pong = OpenSignal(side, kPong, GPUSHM_SIGNAL_WAITER);
   if (!pong) return std::unexpected(pong.error());
   if (auto r = meeting.AwaitReady(); !r) return r;
   Page& page = side.page();
   const auto go = [&](uint64_t step) -> Result<void> {
     if (ByHand(step)) {
-      const Result<void> stored = side.Store(words->ping, step);
-      return stored ? side.WaitFor(words->pong, step) : stored;
+      const Result<void> stored = side.Store(words.ping, step);
+      return stored ? side.WaitFor(words.pong, step) : stored;
     }
     const Result<void> recorded =
         Check(gpushm_signal_record(ping->get(), side.stream(), step), "record");
@@ -489,14 +450,12 @@ Result<void> Frames(benchmark::State& state, Meeting& meeting, std::chrono::mill
   });
 }
 
-Result<void> SignalRoundTrip(benchmark::State& state, gpushm_signal_memory memory) {
-  const bool device = memory == GPUSHM_SIGNAL_DEVICE_MEMORY;
-  Result<Meeting> meeting = Meeting::With(device ? kDeviceEcho : kEcho);
+Result<void> SignalRoundTrip(benchmark::State& state) {
+  Result<Meeting> meeting = Meeting::With(kEcho);
   if (!meeting) return std::unexpected(meeting.error());
   state.counters["budget_ratio"] = 1.15;
-  state.SetLabel(device ? "baseline: stream memory operations on device memory"
-                        : "baseline: stream memory operations on a shared page");
-  return meeting->Explained(RoundTrips(state, *meeting, memory));
+  state.SetLabel("baseline: stream memory operations on a shared page");
+  return meeting->Explained(RoundTrips(state, *meeting));
 }
 
 Result<void> RingFrame(benchmark::State& state, const char* reader,
@@ -509,10 +468,7 @@ Result<void> RingFrame(benchmark::State& state, const char* reader,
 }
 
 void RegisterRows() {
-  Row("sync/SignalRoundTrip", kSteps,
-      [](benchmark::State& state) { return SignalRoundTrip(state, GPUSHM_SIGNAL_HOST_PAGE); });
-  Row("sync/DeviceSignalRoundTrip", kSteps,
-      [](benchmark::State& state) { return SignalRoundTrip(state, GPUSHM_SIGNAL_DEVICE_MEMORY); });
+  Row("sync/SignalRoundTrip", kSteps, SignalRoundTrip);
   Row("sync/RingFrame/waiting", kSteps, [](benchmark::State& state) {
     return RingFrame(state, kReader, std::chrono::milliseconds::zero());
   });
@@ -527,8 +483,6 @@ void RegisterRows() {
 
 int main(int argc, char** argv) {
   using namespace gpushm::bench;
-  return Main(
-      argc, argv,
-      {{kEcho, Echo}, {kDeviceEcho, DeviceEcho}, {kReader, ReadFrames}, {kPoller, PollForFrames}},
-      RegisterRows);
+  return Main(argc, argv, {{kEcho, Echo}, {kReader, ReadFrames}, {kPoller, PollForFrames}},
+              RegisterRows);
 }

@@ -12,11 +12,5 @@ extern "C" __global__ void set_signal(uint64_t address, uint64_t value) {
   SignalWriter(address).Set(value);
 }
 
-extern "C" __global__ void wait_signal(uint64_t address, uint64_t value, uint64_t timeout_ns,
-                                       uint32_t* outcome) {
-  *outcome = static_cast<uint32_t>(SignalReader(address).Wait(value, timeout_ns));
-}
-
-// Graph kernels; their names are mangled.
+// The graph's kernel; its name is mangled.
 template __global__ void gpushm::device::AdvanceSignal<0>(uint64_t);
-template __global__ void gpushm::device::AwaitNext<0>(uint64_t, uint64_t*, uint64_t, uint32_t*);

@@ -27,9 +27,7 @@ bool KernelCommands::Load() {
   const auto path = std::filesystem::canonical("/proc/self/exe").replace_filename(kKernelsFile);
   std::ifstream file(path);
   program_.assign(std::istreambuf_iterator<char>(file), {});
-  return api_.cuModuleLoadData(&module_, program_.c_str()) == CUDA_SUCCESS &&
-         api_.cuMemAlloc(&words_, 16) == CUDA_SUCCESS &&
-         api_.cuMemsetD8(words_, 0, 16) == CUDA_SUCCESS;
+  return api_.cuModuleLoadData(&module_, program_.c_str()) == CUDA_SUCCESS;
 }
 
 CUresult KernelCommands::Launch(const std::string& name, CUstream stream,
@@ -89,21 +87,11 @@ Answer KernelCommands::Do(std::istringstream& in) {
   uint64_t value = 0;
   uint64_t third = 0;
   in >> verb >> number >> value >> third;
-  CUdeviceptr turn = words_;
-  CUdeviceptr outcome = words_ + 8;
-  if (verb == "outcome") {
-    uint32_t word = 0;
-    return {api_.cuMemcpyDtoH(&word, outcome, sizeof word), word};
-  }
   uint64_t address = 0;
   const gpushm_status known = gpushm_signal_device_address(signals_.signal(), &address);
   if (known != GPUSHM_OK) return {known, 0};
-  uint64_t timeout_ns = third * 1'000'000;
   const CUstream stream = signals_.StreamOf(number);
   if (verb == "set") return {Launch("set_signal", stream, {&address, &value}), 0};
-  if (verb == "wait") {
-    return {Launch("wait_signal", stream, {&address, &value, &timeout_ns, &outcome}), 0};
-  }
   if (verb == "store" || verb == "reach") {
     CUstreamBatchMemOpParams operation{};
     operation.writeValue.operation =
@@ -115,14 +103,9 @@ Answer KernelCommands::Do(std::istringstream& in) {
                                      : static_cast<unsigned>(CU_STREAM_WAIT_VALUE_GEQ);
     return {RepeatNode(stream, static_cast<int>(third), operation), 0};
   }
-  const auto times = static_cast<int>(value);
-  if (verb == "advance") {
-    return {Repeat(stream, times, [&] { return Launch("AdvanceSignal", stream, {&address}); }), 0};
-  }
-  return {
-      Repeat(stream, times,
-             [&] { return Launch("AwaitNext", stream, {&address, &turn, &timeout_ns, &outcome}); }),
-      0};
+  return {Repeat(stream, static_cast<int>(value),
+                 [&] { return Launch("AdvanceSignal", stream, {&address}); }),
+          0};
 }
 
 }  // namespace gpushm::integration

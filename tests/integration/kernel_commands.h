@@ -1,12 +1,9 @@
 // A worker's commands about kernels that use its signal (gpushm/device.cuh; GPUs only), on its
 // streams by NUMBER:
 //   kernel set NUMBER VALUE
-//   kernel wait NUMBER VALUE TIMEOUT_MS
 //   kernel advance NUMBER TIMES              a graph, captured once and launched TIMES times
-//   kernel await NUMBER TIMES TIMEOUT_MS     the same with waits; does not stop at one that fails
 //   kernel store NUMBER VALUE TIMES          memory operation node; VALUE grows with each launch
 //   kernel reach NUMBER VALUE TIMES          the same with waits
-//   kernel outcome                           VALUE: how the last wait ended, once it has
 #pragma once
 
 #include <cuda.h>
@@ -40,7 +37,6 @@ class KernelCommands {
   const CudaApi& api_;
   std::string program_;  // PTX.
   CUmodule module_ = nullptr;
-  CUdeviceptr words_ = 0;  // The turn and the outcome.
 };
 
 }  // namespace gpushm::integration

@@ -34,7 +34,6 @@ Answer SignalCommands::Open(std::istringstream& in) {
   GPUSHM_INIT(&options);
   in >> name >> role >> options.timeout_ms;
   options.role = role == "r" ? GPUSHM_SIGNAL_WAITER : GPUSHM_SIGNAL_WRITER;
-  options.memory = role == "d" ? GPUSHM_SIGNAL_DEVICE_MEMORY : GPUSHM_SIGNAL_HOST_PAGE;
   const gpushm_status status = gpushm_signal_open(client_, name.c_str(), &options, &signal_);
   gpushm_signal_info info;
   GPUSHM_INIT(&info);
@@ -58,8 +57,6 @@ Answer SignalCommands::OnStream(const std::string& verb, std::istringstream& in,
   }
   if (verb == "put") return Put(stream, static_cast<uint32_t>(value), latest);
   if (verb == "get") return Get(stream, latest);
-  if (verb == "run") return Run(stream, latest);
-  if (verb == "follow") return Follow(stream, value, latest);
   return Sync(stream, static_cast<int64_t>(value));
 }
 
@@ -85,31 +82,6 @@ Answer SignalCommands::Sync(CUstream stream, int64_t timeout_ms) {
   }
 }
 
-Answer SignalCommands::Run(CUstream stream, gpushm_attachment* latest) {
-  for (uint32_t value = 1;; ++value) {
-    Put(stream, value, latest);
-    const gpushm_status status = gpushm_signal_record(signal_, stream, value);
-    if (status != GPUSHM_OK) return Told(status, value);
-    // A few at a time, so that work is always pending.
-    if (value % 8 == 0) Sync(stream, kPatienceMs);
-  }
-}
-
-Answer SignalCommands::Follow(CUstream stream, uint64_t last, gpushm_attachment* latest) {
-  for (uint32_t value = 1;; ++value) {
-    const gpushm_status waits = gpushm_signal_wait_on_stream(signal_, stream, value);
-    if (HasEnded(waits)) return {0, value - 1};
-    if (waits != GPUSHM_OK) return Told(waits, value);
-    Get(stream, latest);
-    if (const Answer passed = Sync(stream, kPatienceMs); passed.status != 0) return passed;
-    const gpushm_status check = gpushm_signal_check(signal_, value);
-    if (HasEnded(check)) return {0, value - 1};
-    if (check != GPUSHM_OK) return Told(check, value);
-    if (*word_ < value) return {-1, value};
-    if (value == last) return {0, value};
-  }
-}
-
 Answer SignalCommands::Do(std::istringstream& in, gpushm_attachment* latest) {
   std::string verb;
   in >> verb;
@@ -120,7 +92,7 @@ Answer SignalCommands::Do(std::istringstream& in, gpushm_attachment* latest) {
     return {0, 0};
   }
   if (verb == "record" || verb == "await" || verb == "sync" || verb == "put" || verb == "get" ||
-      verb == "store" || verb == "run" || verb == "follow") {
+      verb == "store") {
     return OnStream(verb, in, latest);
   }
   uint64_t value = 0;
@@ -138,8 +110,7 @@ Answer SignalCommands::Do(std::istringstream& in, gpushm_attachment* latest) {
   gpushm_signal_info info;
   GPUSHM_INIT(&info);
   const gpushm_status status = gpushm_signal_get_info(signal_, &info);
-  const uint64_t told = verb == "state" ? info.state : verb == "memory" ? info.memory : info.value;
-  return Told(status, static_cast<int64_t>(told));
+  return Told(status, static_cast<int64_t>(verb == "state" ? info.state : info.value));
 }
 
 }  // namespace gpushm::integration

@@ -1,9 +1,9 @@
 // A worker's commands about signals (processes.h). They apply to the signal that it opened last:
-//   signal open NAME r|w|d TIMEOUT_MS   VALUE: generation; d: to write it, in device memory
+//   signal open NAME r|w TIMEOUT_MS   VALUE: generation; w: to write it
 //   signal set VALUE
 //   signal wait VALUE TIMEOUT_MS      on the host
 //   signal check VALUE
-//   signal value | state | memory     VALUE: gpushm_signal_info's
+//   signal value | state              VALUE: gpushm_signal_info's
 //   signal close
 //   signal swap                       with another one, opened before or after this
 // These use a stream of the worker, which is made at first use (NUMBER 0 to 63):
@@ -13,11 +13,6 @@
 //   signal sync NUMBER TIMEOUT_MS     until the stream is done; GPUSHM_TIMEOUT
 //   signal put NUMBER WORD            first word of the latest attachment, on the stream
 //   signal get NUMBER                 starts to fetch that word; `signal word`: VALUE
-//   signal run NUMBER                 writes 1, 2, 3 ... into that word and records them, until
-//                                     killed
-//   signal follow NUMBER LAST         awaits 1, 2, 3 ... LAST, or until the writer has ended, as
-//                                     with 0; VALUE: the last that came. STATUS -1: the word did
-//                                     not arrive with it
 #pragma once
 
 #include <cuda.h>
@@ -44,8 +39,6 @@ class SignalCommands {
   Answer Put(CUstream stream, uint32_t word, gpushm_attachment* latest);
   Answer Get(CUstream stream, gpushm_attachment* latest);
   Answer Sync(CUstream stream, int64_t timeout_ms);
-  Answer Run(CUstream stream, gpushm_attachment* latest);
-  Answer Follow(CUstream stream, uint64_t last, gpushm_attachment* latest);
 
   gpushm_client* const client_;
   const CudaApi& api_;

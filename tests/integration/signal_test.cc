@@ -96,6 +96,29 @@ TEST_F(SignalTest, WhoWaitsForAKilledWriterIsReleasedAndTold) {
   EXPECT_EQ(host.Do("signal value").value, 0);
 }
 
+// The writer's stream waits for a third process, so the record is never carried out.
+TEST_F(SignalTest, AWriterThatIsKilledWithWorkPendingReleasesStreams) {
+  Broker broker(run(), "64Mi");
+  Worker other(run());
+  std::optional<Worker> writer(run());
+  Worker waiter(run());
+  ASSERT_EQ(other.Do("signal open never w 0").status, GPUSHM_OK);
+  ASSERT_EQ(writer->Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(writer->Do("signal swap").status, 0);
+  ASSERT_EQ(writer->Do("signal open never r 0").status, GPUSHM_OK);
+  ASSERT_EQ(writer->Do("signal await 0 1").status, GPUSHM_OK);
+  ASSERT_EQ(writer->Do("signal swap").status, 0);
+  ASSERT_EQ(writer->Do("signal record 0 5").status, GPUSHM_OK);
+  EXPECT_EQ(writer->Do("signal close").status, GPUSHM_BUSY);
+  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do("signal await 0 5").status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_BUSY);
+  writer->Kill();
+  EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
+  EXPECT_EQ(waiter.Do("signal check 5").status, GPUSHM_PEER_DIED);
+  EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK);
+}
+
 TEST_F(SignalTest, AWriterThatClosesTellsSo) {
   Broker broker(run(), "64Mi");
   Worker writer(run());

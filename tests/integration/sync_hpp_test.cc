@@ -35,22 +35,6 @@ TEST_F(SyncHppTest, ASignalEndsWithItsOwner) {
   EXPECT_FALSE(*waiter);
 }
 
-TEST_F(SyncHppTest, ASignalInDeviceMemoryIsMovedByStreams) {
-  auto writer = Signal::Open(*client_, "fast",
-                             {.role = GPUSHM_SIGNAL_WRITER, .memory = GPUSHM_SIGNAL_DEVICE_MEMORY});
-  ASSERT_TRUE(writer) << writer.error().text();
-  auto waiter = Signal::Open(*client_, "fast");
-  ASSERT_TRUE(waiter) << waiter.error().text();
-  EXPECT_EQ(waiter->GetInfo()->memory, GPUSHM_SIGNAL_DEVICE_MEMORY);
-  EXPECT_EQ(writer->Set(1).error().status(), GPUSHM_UNSUPPORTED);
-  ASSERT_TRUE(writer->Record(stream_, 1));
-  EXPECT_TRUE(waiter->Wait(1));
-  ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
-  uint64_t word = 0;
-  api_->cuMemcpyDtoH(&word, *waiter->DeviceAddress(), sizeof word);
-  EXPECT_EQ(word, 1U) << "kernels must find the value in device memory";
-}
-
 TEST_F(SyncHppTest, ABarrierIsPassedByTwo) {
   auto first = Barrier::Open(*client_, "step", 2);
   ASSERT_TRUE(first) << first.error().text();
@@ -450,9 +434,6 @@ TEST_F(SyncHppTest, AWriterStartsWithReadersAndGoesOnWithThoseThatAreLeft) {
 TEST_F(SyncHppTest, OwnersMayOutliveTheirClient) {
   auto signal = Signal::Open(*client_, "late", {.role = GPUSHM_SIGNAL_WRITER});
   ASSERT_TRUE(signal) << signal.error().text();
-  auto device = Signal::Open(*client_, "fast",
-                             {.role = GPUSHM_SIGNAL_WRITER, .memory = GPUSHM_SIGNAL_DEVICE_MEMORY});
-  ASSERT_TRUE(device) << device.error().text();
   auto barrier = Barrier::Open(*client_, "point", 1);
   ASSERT_TRUE(barrier) << barrier.error().text();
   Ring writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
@@ -465,10 +446,6 @@ TEST_F(SyncHppTest, OwnersMayOutliveTheirClient) {
   ASSERT_TRUE(write) << write.error().text();
   ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
   client_.reset();  // This ends them all, also the open frames.
-  const auto later = Client::Open({.folder = run()});
-  ASSERT_TRUE(later) << later.error().text();
-  EXPECT_FALSE(later->Lookup("fast-signal"))
-      << "the signal's device memory must be gone with its client";
   EXPECT_EQ(signal->Set(1).error().status(), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(barrier->Wait().error().status(), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(write->End(stream_).error().status(), GPUSHM_INVALID_ARGUMENT);

@@ -53,21 +53,6 @@ typedef enum gpushm_signal_role {
   GPUSHM_SIGNAL_WRITER = 1  /* Writes the value. One process at a time. */
 } gpushm_signal_role;
 
-/* Where the value is that streams wait for. Hosts always wait on the sync page.
- *
- * GPUSHM_SIGNAL_HOST_PAGE is right for streams and hosts. Both can write the value, it needs no GPU
- * memory, and the end of a writer releases all waits at once.
- *
- * GPUSHM_SIGNAL_DEVICE_MEMORY is for kernels that read the value themselves (gpushm/device.cuh),
- * because their reads do not cross PCIe. Between streams it is not faster. Only streams can write
- * the value (gpushm_signal_record), and it takes 2 MiB of the pool. The end of a writer releases
- * streams after about 0.2 s, because a process that the sidecar starts for it first makes a CUDA
- * context. */
-typedef enum gpushm_signal_memory {
-  GPUSHM_SIGNAL_HOST_PAGE = 0,
-  GPUSHM_SIGNAL_DEVICE_MEMORY = 1
-} gpushm_signal_memory;
-
 typedef struct gpushm_signal_options {
   size_t struct_size;
   uint32_t role; /* gpushm_signal_role */
@@ -75,25 +60,15 @@ typedef struct gpushm_signal_options {
    * declares (signals.gpushm.io/<name>) has the rules of the pod. */
   uint32_t writers;
   /* A waiter waits until a signal of that name exists whose writer has not ended. A writer waits
-   * until the former writer has ended, and the pool has room in addition to what waiters of the
-   * former one hold. */
+   * until the former writer has ended. */
   int64_t timeout_ms;
-  uint32_t memory;   /* gpushm_signal_memory, if this call makes it. A waiter finds out. */
-  uint32_t reserved; /* 0. */
-  /* Device memory: the number of the GPU, among those of the pod, that holds it. It is the one
-   * whose streams wait for the signal. 0 with the memory of the host, which serves streams of all
-   * GPUs. */
-  uint32_t gpu;
-  uint32_t reserved1; /* 0. */
 } gpushm_signal_options;
 
 /* Opens a signal. A writer makes it if it does not exist, or if its former writer has ended. It
- * needs no GPU, except for the writer of a signal in device memory. A waiter of such a signal that
- * sees no GPU can wait on the host. That memory is the buffer "<name>-signal".
+ * needs no GPU.
  * Errors: TIMEOUT; NOT_FOUND and BUSY (its writer lives) with GPUSHM_DONT_WAIT; DENIED;
- * INVALID_ARGUMENT (the name is that of a buffer, or "<name>-signal" is taken); EXHAUSTED
- * (docs/reference/limits.md, or the pool); UNSUPPORTED (the sidecar lacks the host memory
- * that it needs when the writer of a signal in device memory ends); UNAVAILABLE. */
+ * INVALID_ARGUMENT (the name is that of a buffer); EXHAUSTED (docs/reference/limits.md);
+ * UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_signal_open(gpushm_client* client, const char* name,
                                             const gpushm_signal_options* options,
                                             gpushm_signal** signal);
@@ -112,8 +87,7 @@ GPUSHM_API gpushm_status gpushm_signal_close(gpushm_signal* signal);
 GPUSHM_API gpushm_status gpushm_signal_record(gpushm_signal* signal, void* stream, uint64_t value);
 
 /* Sets the signal to `value` from the host, at once.
- * Errors: as gpushm_signal_record; BUSY (a recorded value has not arrived yet); UNSUPPORTED (the
- * signal is in device memory). */
+ * Errors: as gpushm_signal_record; BUSY (a recorded value has not arrived yet). */
 GPUSHM_API gpushm_status gpushm_signal_set(gpushm_signal* signal, uint64_t value);
 
 /* Later work on `stream` runs once the signal is at least `value`. The call itself does not wait. A
@@ -122,8 +96,7 @@ GPUSHM_API gpushm_status gpushm_signal_set(gpushm_signal* signal, uint64_t value
  * Errors: EXHAUSTED (too many streams wait; the text says what to do); INVALID_ARGUMENT (this
  * process is the writer: use a CUDA event); BUSY (no process writes it yet, so nothing would end
  * the wait: wait for its first value on the host); UNSUPPORTED (the stream is being captured);
- * ENDED, PEER_DIED (the value never comes); DRIVER; in device memory those of gpushm_attach, if
- * this process could not map it. */
+ * ENDED, PEER_DIED (the value never comes); DRIVER. */
 GPUSHM_API gpushm_status gpushm_signal_wait_on_stream(gpushm_signal* signal, void* stream,
                                                       uint64_t value);
 
@@ -152,8 +125,6 @@ typedef struct gpushm_signal_info {
   uint32_t state;    /* gpushm_signal_state */
   uint32_t role;     /* gpushm_signal_role of this handle. */
   uint64_t recorded; /* Writer: the last value of a record or set. */
-  uint32_t memory;   /* gpushm_signal_memory */
-  uint32_t reserved;
 } gpushm_signal_info;
 
 /* Fills in what is known about a signal, without a system call.
@@ -161,9 +132,8 @@ typedef struct gpushm_signal_info {
 GPUSHM_API gpushm_status gpushm_signal_get_info(const gpushm_signal* signal,
                                                 gpushm_signal_info* info);
 
-/* Where kernels find the value (gpushm/device.cuh): an address of the current context, valid until
- * the signal is closed. A waiter may only read there. If the value is in device memory, hosts do
- * not see what a kernel of the writer stores there, so record the value as well.
+/* Where kernels (gpushm/device.cuh) and memory operation nodes of graphs find the value: an address
+ * of the current context, valid until the signal is closed. A waiter may only read there.
  * Errors: UNSUPPORTED (no current context). */
 GPUSHM_API gpushm_status gpushm_signal_device_address(gpushm_signal* signal, uint64_t* address);
 

@@ -38,8 +38,6 @@ struct SignalOptions {
   gpushm_signal_role role = GPUSHM_SIGNAL_WAITER;
   gpushm_writers writers = GPUSHM_WRITERS_CREATOR;
   Timeout timeout{};
-  gpushm_signal_memory memory = GPUSHM_SIGNAL_HOST_PAGE;  ///< If this call makes the signal.
-  uint32_t gpu = 0;  ///< Device memory: the number of the pod's GPU that holds it.
 };
 
 struct WriteRingOptions {
@@ -114,8 +112,6 @@ class Signal : public detail::Owner<gpushm_signal, gpushm_signal_close> {
     raw.role = options.role;
     raw.writers = options.writers;
     raw.timeout_ms = options.timeout.ms();
-    raw.memory = options.memory;
-    raw.gpu = options.gpu;
     gpushm_signal* handle = nullptr;
     if (gpushm_signal_open(client.get(), name.c_str(), &raw, &handle) != GPUSHM_OK) {
       return Error::Last();

@@ -138,14 +138,11 @@ void BindLife(Class& bound, const char* enter, const char* close) {
 // ---- signals
 
 nb::object OpenSignal(const Client& client, const std::string& name, bool write,
-                      const std::string& writers, bool device_memory, uint32_t gpu,
-                      Timeout timeout) {
+                      const std::string& writers, Timeout timeout) {
   Collect();
   auto options = Sized<gpushm_signal_options>();
   options.role = write ? GPUSHM_SIGNAL_WRITER : GPUSHM_SIGNAL_WAITER;
   options.writers = Choice("writers", writers, {"creator", "all"});
-  options.memory = device_memory ? GPUSHM_SIGNAL_DEVICE_MEMORY : GPUSHM_SIGNAL_HOST_PAGE;
-  options.gpu = gpu;
   gpushm_signal* signal = nullptr;
   const std::shared_ptr<Session> session = client.session();
   Check(Wait(timeout, [&](int64_t timeout_ms) {
@@ -928,14 +925,12 @@ void BindWaiter(nb::module_& module) {
 
 void BindClientPart(nb::class_<Client>& client) {
   client
-      .def(
-          "signal", &OpenSignal, "name"_a, nb::kw_only(), "write"_a = false,
-          "writers"_a = "creator", "device_memory"_a = false, "gpu"_a = 0, "timeout"_a = 10.0,
-          nb::sig(
-              "def signal(self, name: str, *, write: bool = False, writers: str = 'creator', "
-              "device_memory: bool = False, gpu: int = 0, timeout: float | None = 10.0) -> Signal"),
-          "Opens a signal. A waiter waits until it has a writer. `device_memory`: for kernels that "
-          "read the value themselves, and `gpu` the number of the pod's GPU that holds it.\n\nRaises Timeout, NotFound and Busy (timeout=0), Denied.")
+      .def("signal", &OpenSignal, "name"_a, nb::kw_only(), "write"_a = false,
+           "writers"_a = "creator", "timeout"_a = 10.0,
+           nb::sig("def signal(self, name: str, *, write: bool = False, writers: str = 'creator', "
+                   "timeout: float | None = 10.0) -> Signal"),
+           "Opens a signal. A waiter waits until it has a writer.\n\n"
+           "Raises Timeout, NotFound and Busy (timeout=0), Denied.")
       .def("barrier", &OpenBarrier, "name"_a, "participants"_a, nb::kw_only(), "timeout"_a = 10.0,
            nb::sig(
                "def barrier(self, name: str, participants: int, *, timeout: float | None = 10.0) "
