@@ -385,20 +385,15 @@ struct DescriptionReply {
 };
 static_assert(sizeof(DescriptionReply) == 16);
 
-enum class AlarmUse : uint32_t {
-  kNames = 1,   // Rings when the registry has changed.
-  kListen = 2,  // Rings when a participant of the sync page has news. Until the lease ends.
-  kRing = 3,    // For a participant that has news. kNotFound: nobody listens.
-};
+// A descriptor that wakes those who wait in an event loop (docs/design/waiting.md), for one who
+// waits, or for one who wakes them.
 struct AlarmRequest {
-  uint64_t lease_id;  // Of a sync page; 0 for kNames.
-  uint32_t use;       // AlarmUse
-  uint32_t news;      // signal::News (contract/sync/page.h); 0 for kNames.
+  uint64_t lease_id;  // Of a sync page; 0: the alarm that rings when the registry has changed.
 };
-static_assert(sizeof(AlarmRequest) == 16);
+static_assert(sizeof(AlarmRequest) == 8);
 
 struct AlarmReply {
-  uint64_t number;  // As in the page's header; 0 for kNames.
+  uint64_t number;  // As in the page's header; 0 for the registry's.
 };
 static_assert(sizeof(AlarmReply) == 8);
 

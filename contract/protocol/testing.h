@@ -162,7 +162,7 @@ inline DescriptionReply Valid() {
 }
 template <>
 inline AlarmRequest Valid() {
-  return {.lease_id = 7, .use = static_cast<uint32_t>(AlarmUse::kListen), .news = 1};
+  return {.lease_id = 7};
 }
 template <>
 inline AlarmReply Valid() {

@@ -221,7 +221,7 @@ Result<void> FrameWriter::Announce(uint64_t seq, uint64_t bytes,
   table_.entry(slot).claim.store(Offer(seq), std::memory_order_release);
   // Pairs with Newest.
   table_.writer().words[kNewestWord].store(seq, std::memory_order_seq_cst);
-  Bell(table_.writer()).Ring();
+  WakeSleepers(table_.writer());
   seqs_[slot] = seq;
   slots_.splice(slots_.end(), slots_, slots_.begin());
   ++next_seq_;

@@ -50,14 +50,6 @@ struct Point {
   uint64_t value;
 };
 
-// When a participant that cannot sleep in a call should try again.
-enum class Outlook {
-  kNow,        // The call would not wait.
-  kEnded,      // The same, because it would fail: the writer or this participant has ended.
-  kAfterNews,  // After another participant's host has done something, or has ended.
-  kAfterGpu,   // When a stream has done something, which no host announces.
-};
-
 enum class Policy : uint64_t { kOverwriteOldest = 0, kBackPressure = 1 };
 
 // Settings of a ring or queue; stored in the header of its sync page.
@@ -92,10 +84,12 @@ static_assert(sizeof(FrameEntry) == 128);
 inline constexpr size_t kNewestWord = 0;   // Cell 0: number of the newest announced frame.
 inline constexpr size_t kDroppedWord = 1;  // Cell 0: frames dropped because no slot was free.
 inline constexpr size_t kReturnsWord = 2;  // Cell 0: how often a worker gave an item back.
-inline constexpr size_t kCursorWord = 0;   // Readers: number of the next frame; 0: still joining.
-inline constexpr size_t kTakenWord = 1;    // Readers: frames taken.
-inline constexpr size_t kLostWord = 2;     // Readers: frames lost.
-inline constexpr size_t kHoldWords = 8;    // Readers: kHolds of them, a cache line of their own.
+// Cell 0: 1 if the writer waits in an event loop, so that readers ring the page's alarm.
+inline constexpr size_t kWriterWaitsWord = 3;
+inline constexpr size_t kCursorWord = 0;  // Readers: number of the next frame; 0: still joining.
+inline constexpr size_t kTakenWord = 1;   // Readers: frames taken.
+inline constexpr size_t kLostWord = 2;    // Readers: frames lost.
+inline constexpr size_t kHoldWords = 8;   // Readers: kHolds of them, a cache line of their own.
 
 // A frame as a reader or worker gets it: announced, perhaps not complete.
 struct Frame {

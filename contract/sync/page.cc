@@ -19,7 +19,7 @@ constexpr int64_t kSpinNs = 20'000;
 constexpr int64_t kFirstSleepNs = 5'000;
 constexpr int64_t kNsPerSecond = 1'000'000'000;
 constexpr int64_t kLongestSleepNs = 200'000;
-constexpr int64_t kLongestSleepOnBellNs = 1'000'000;
+constexpr int64_t kLongestSleepOnCellNs = 1'000'000;
 constexpr uint32_t kLooksBetweenClocks = 32;
 constexpr int kTenureShift = 32;
 
@@ -66,7 +66,7 @@ Page::Page(void* address, uint64_t mapped_bytes, const Header& header)
       mapped_bytes_(mapped_bytes),
       kind_(static_cast<Kind>(header.kind)),
       cells_(header.cells),
-      alarms_(reinterpret_cast<Word*>(static_cast<std::byte*>(address) + offsetof(Header, alarms))),
+      alarm_(reinterpret_cast<Word*>(static_cast<std::byte*>(address) + offsetof(Header, alarm))),
       cell_(reinterpret_cast<Cell*>(static_cast<std::byte*>(address) + sizeof(Header))),
       body_(reinterpret_cast<std::byte*>(cell_ + header.cells), header.body_bytes),
       settings_(header.settings) {}
@@ -79,7 +79,7 @@ Page Page::Make(void* address, uint64_t mapped_bytes, Kind kind, uint32_t cells,
                       .cells = cells,
                       .body_bytes = static_cast<uint32_t>(body_bytes),
                       .settings = settings,
-                      .alarms = {},
+                      .alarm = 0,
                       .reserved = {}};
   std::memcpy(address, &header, sizeof header);
   return Page(address, mapped_bytes, header);
@@ -132,7 +132,6 @@ bool Claim(Cell& cell, uint64_t lease, bool again) {
   for (Word& word : cell.words) word.store(0, std::memory_order_relaxed);
   cell.last.store(0, std::memory_order_relaxed);
   cell.value.store(0, std::memory_order_relaxed);
-  cell.told.store(static_cast<uint64_t>(Told::kAlways), std::memory_order_relaxed);
   cell.state.store(StateWord(CellState::kLive, tenure), std::memory_order_release);
   return true;
 }
@@ -156,7 +155,7 @@ static bool End(Cell& cell, uint64_t lease, CellState how, bool finish) {
   }
   cell.value.store(kPoison, std::memory_order_release);
   cell.owner.store(0, std::memory_order_release);
-  Bell(cell).Ring();
+  WakeSleepers(cell);
   return true;
 }
 
@@ -179,7 +178,7 @@ void EndCellsOfOthers(const Page& page, const std::set<uint64_t>& leases) {
     if (owner == 0 || leases.contains(owner)) continue;
     if (StateOf(cell) == CellState::kLeft) {
       cell.value.store(kPoison, std::memory_order_release);
-      Bell(cell).Ring();
+      WakeSleepers(cell);
     } else {
       End(cell, owner, CellState::kDied, /*finish=*/true);
     }
@@ -210,25 +209,25 @@ uint32_t* FutexOf(Word& word) {
   return reinterpret_cast<uint32_t*>(&word);
 }
 
-void Bell::Ring() const {
-  // Both are in one order with Sleep: either this sees the sleeper, or the sleeper sees the ring.
-  cell_->bell.fetch_add(1, std::memory_order_seq_cst);
-  if (cell_->sleepers.load(std::memory_order_seq_cst) == 0) return;
-  syscall(SYS_futex, FutexOf(cell_->bell), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+void WakeSleepers(Cell& cell) {
+  // Both are in one order with SleepOn: either this sees the sleeper, or the sleeper sees the wake.
+  cell.wakes.fetch_add(1, std::memory_order_seq_cst);
+  if (cell.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  syscall(SYS_futex, FutexOf(cell.wakes), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-void Bell::Sleep(uint64_t rung, int64_t at_most_ns) const {
+void SleepOn(Cell& cell, uint64_t wakes, int64_t at_most_ns) {
   const timespec time{.tv_sec = at_most_ns / kNsPerSecond, .tv_nsec = at_most_ns % kNsPerSecond};
-  cell_->sleepers.fetch_add(1, std::memory_order_seq_cst);
-  syscall(SYS_futex, FutexOf(cell_->bell), FUTEX_WAIT, static_cast<uint32_t>(rung), &time, nullptr,
+  cell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  syscall(SYS_futex, FutexOf(cell.wakes), FUTEX_WAIT, static_cast<uint32_t>(wakes), &time, nullptr,
           0);
-  cell_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  cell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 void Poll::Sleep(int64_t ns) {
-  if (bell_) {
-    bell_->Sleep(rung_, ns);
-    rung_ = bell_->Rung();
+  if (cell_ != nullptr) {
+    SleepOn(*cell_, wakes_, ns);
+    wakes_ = cell_->wakes.load(std::memory_order_acquire);
   } else {
     const timespec time{.tv_sec = 0, .tv_nsec = ns};
     nanosleep(&time, nullptr);
@@ -247,7 +246,8 @@ bool Poll::Again() {
   const int64_t left_ns = deadline_.RemainingNs();
   if (left_ns == 0) return false;
   Sleep(std::min(sleep_ns_, left_ns));
-  sleep_ns_ = std::min(sleep_ns_ * 3 / 2, bell_ ? kLongestSleepOnBellNs : kLongestSleepNs);
+  sleep_ns_ =
+      std::min(sleep_ns_ * 3 / 2, cell_ != nullptr ? kLongestSleepOnCellNs : kLongestSleepNs);
   return true;
 }
 

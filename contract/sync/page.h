@@ -56,13 +56,12 @@ enum class CellState : uint32_t {
 using Word = std::atomic<uint64_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
 
-// What somebody waits for: what the owner of cell 0 does, or what the owners of the others do.
-enum class News : uint32_t { kOfFirst = 0, kOfOthers = 1 };
-
-// Whether listeners can rely on the page's alarm for news of this cell (docs/design/waiting.md).
-enum class Told : uint64_t {
-  kAlways = 1,     // Of everything that its host does.
-  kNotByGpus = 2,  // The same, but kernels and graphs also store values.
+// When a participant that does not sleep in a call should look again.
+enum class LookAgain {
+  kNow,      // The call would not wait.
+  kEnded,    // The same, because it would fail: the writer or this participant has ended.
+  kOnAlarm,  // When the page's alarm rings: a host has to do something, or to end.
+  kByTimer,  // Often: a GPU has to do something, and no host announces it.
 };
 
 struct alignas(256) Cell {
@@ -71,10 +70,9 @@ struct alignas(256) Cell {
   Word last;      // Invariant (2).
   Word state;     // Low half: CellState. High half: whose, counted as in `owners`; see EndCell.
   Word owners;    // Number of owners so far; changes with each new owner.
-  Word bell;      // Rung when the owner has done what others sleep for (Bell).
-  Word sleepers;  // Number of sleepers on the bell.
-  Word told;      // Told: what the owner does for those who listen to the page's alarm.
-  std::array<Word, 24> words;  // For the owner's use, by the kind of the sync page.
+  Word wakes;     // Counts the calls of WakeSleepers.
+  Word sleepers;  // How many sleep in SleepOn.
+  std::array<Word, 25> words;  // For the owner's use, by the kind of the sync page.
 };
 static_assert(sizeof(Cell) == 256);
 
@@ -85,14 +83,15 @@ struct Header {
   uint32_t cells;
   uint32_t body_bytes;
   std::array<uint64_t, 8> settings;  // By the kind; constant once published.
-  // By News: number of the alarm to ring for those who wait for it in an event loop. 0: nobody
-  // does. Only the broker stores them.
-  std::array<uint64_t, 2> alarms;
-  std::array<uint64_t, 19> reserved;
+  // Number of the alarm to ring for those who wait in an event loop (docs/design/waiting.md). 0:
+  // nobody has waited yet. Only the broker stores it.
+  uint64_t alarm;
+  std::array<uint64_t, 20> reserved;
 };
 static_assert(sizeof(Header) == 256);
 
-// Signals: the word of the writer's cell with the highest value that a stream is to store.
+// Signals: the word of the writer's cell with the highest value that a GPU may store from now on
+// without another word of the host.
 inline constexpr size_t kPendingWord = 0;
 
 // The necessary size of a sync page, in multiples of 4 KiB.
@@ -112,7 +111,7 @@ class Page {
   Cell& cell(uint32_t index) const { return cell_[index]; }  // index < cells()
   std::span<std::byte> body() const { return body_; }
   const std::array<uint64_t, 8>& settings() const { return settings_; }
-  Word& alarm(News news) const { return alarms_[static_cast<uint32_t>(news)]; }
+  Word& alarm() const { return *alarm_; }
   void* address() const { return address_; }
   uint64_t mapped_bytes() const { return mapped_bytes_; }
 
@@ -123,7 +122,7 @@ class Page {
   uint64_t mapped_bytes_;
   Kind kind_;
   uint32_t cells_;
-  Word* alarms_;
+  Word* alarm_;
   Cell* cell_;
   std::span<std::byte> body_;
   std::array<uint64_t, 8> settings_;
@@ -157,10 +156,6 @@ inline CellState StateOf(const Cell& cell) {
   return static_cast<CellState>(static_cast<uint32_t>(cell.state.load(std::memory_order_acquire)));
 }
 
-inline Told ToldOf(const Cell& cell) {
-  return static_cast<Told>(cell.told.load(std::memory_order_relaxed));
-}
-
 // ---- waiting on the host
 
 // A value as read at one time.
@@ -178,25 +173,19 @@ constexpr bool IsEnd(Code code) { return code == Code::kEnded || code == Code::k
 // Wakes those who sleep on a cell of a sync page that they may write, when the owner's *host* has
 // done something; it is a futex. It only shortens sleeps: a sleeper that misses it continues when
 // its sleep ends. A process that dies asleep leaves the count too high, which costs its owner one
-// system call for each ring.
-class Bell {
- public:
-  explicit Bell(Cell& cell) : cell_(&cell) {}
-  void Ring() const;
-  uint64_t Rung() const { return cell_->bell.load(std::memory_order_acquire); }
-  // Until it was rung again after `rung`, or for at most `at_most_ns`.
-  void Sleep(uint64_t rung, int64_t at_most_ns) const;
-
- private:
-  Cell* cell_;
-};
+// system call each time.
+void WakeSleepers(Cell& cell);
+// Until the cell has other `wakes` than these, or for at most `at_most_ns`.
+void SleepOn(Cell& cell, uint64_t wakes, int64_t at_most_ns);
 
 // Polls: at once for some microseconds, then sleeping in growing steps. A step is at most 200 us,
-// because a GPU's store wakes nobody; with a bell it is at most 1 ms.
+// because a GPU's store wakes nobody; if it sleeps on a cell, it is at most 1 ms.
 class Poll {
  public:
-  explicit Poll(const Deadline& deadline, std::optional<Bell> bell = std::nullopt)
-      : deadline_(deadline), bell_(bell), rung_(bell ? bell->Rung() : 0) {}
+  explicit Poll(const Deadline& deadline, Cell* sleeps_on = nullptr)
+      : deadline_(deadline),
+        cell_(sleeps_on),
+        wakes_(cell_ == nullptr ? 0 : cell_->wakes.load(std::memory_order_acquire)) {}
   // Call before the next poll. False: the deadline has passed.
   bool Again();
 
@@ -204,8 +193,8 @@ class Poll {
   void Sleep(int64_t ns);
 
   const Deadline deadline_;
-  const std::optional<Bell> bell_;
-  uint64_t rung_;  // Before the next poll.
+  Cell* const cell_;
+  uint64_t wakes_;  // Before the next poll.
   uint32_t looks_ = 0;
   int64_t spin_until_ns_ = 0;
   int64_t sleep_ns_ = 0;

@@ -196,16 +196,15 @@ TEST_F(PageTest, ARefusalShowsTheValue) {
 }
 
 // Without the wake-up, the thread sleeps for an hour and the test fails at its time limit.
-TEST_F(PageTest, ABellWakesOtherProcesses) {
+TEST_F(PageTest, SleepersInOtherProcessesAreWoken) {
   Cell& cell = page_.cell(0);
   constexpr int64_t kHourNs = int64_t{3600} * 1'000'000'000;
-  const Bell bell(cell);
   for (int i = 0; i < 20; ++i) {
     const pid_t sleeper = fork();
     if (sleeper == 0) {
-      const uint64_t rung = bell.Rung();
-      cell.words[0].store(1);  // From here on, ringing ends the sleep, or the sleep does not begin.
-      bell.Sleep(rung, kHourNs);
+      const uint64_t wakes = cell.wakes.load();
+      cell.words[0].store(1);  // From here on, a wake ends the sleep, or the sleep does not begin.
+      SleepOn(cell, wakes, kHourNs);
       _exit(0);
     }
     while (cell.words[0].load() == 0) std::this_thread::yield();
@@ -213,7 +212,7 @@ TEST_F(PageTest, ABellWakesOtherProcesses) {
     if (i % 2 == 0) {
       while (cell.sleepers.load() == 0) std::this_thread::yield();
     }
-    bell.Ring();
+    WakeSleepers(cell);
     int status = 0;
     ASSERT_EQ(waitpid(sleeper, &status, 0), sleeper);
     EXPECT_EQ(status, 0);
@@ -226,7 +225,7 @@ TEST_F(PageTest, TheEndOfAnOwnerIsHeardAsleep) {
   ASSERT_TRUE(Claim(cell, 7, /*again=*/false));
   const pid_t sleeper = fork();
   if (sleeper == 0) {
-    for (Poll poll(Deadline::AfterMs(kLongMs), Bell(cell)); !Read(cell).ended();) {
+    for (Poll poll(Deadline::AfterMs(kLongMs), &cell); !Read(cell).ended();) {
       if (!poll.Again()) _exit(1);
     }
     _exit(0);

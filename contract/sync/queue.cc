@@ -66,15 +66,15 @@ Result<QueueWriter::Opened> QueueWriter::OpenFrame(const Deadline& deadline) {
   }
 }
 
-Outlook QueueWriter::Look() const {
-  if (frame_is_open()) return Outlook::kAfterNews;
-  if (!MayOpen()) return Outlook::kEnded;
+LookAgain QueueWriter::Look() const {
+  if (frame_is_open()) return LookAgain::kOnAlarm;
+  if (!MayOpen()) return LookAgain::kEnded;
   bool taken = false;
   for (uint32_t slot = 0; slot < settings().frames; ++slot) {
-    if (Free(slot)) return Outlook::kNow;
+    if (Free(slot)) return LookAgain::kNow;
     taken |= IsHeld(table().entry(slot).claim.load(std::memory_order_relaxed), seq_of(slot));
   }
-  return taken ? Outlook::kAfterGpu : Outlook::kAfterNews;
+  return taken ? LookAgain::kByTimer : LookAgain::kOnAlarm;
 }
 
 Status QueueWriter::WhyNotYet(uint32_t slot) {
@@ -218,16 +218,16 @@ std::optional<Frame> QueueWorker::TakeAny(uint64_t newest, uint64_t endings) {
   return std::nullopt;
 }
 
-Outlook QueueWorker::Look() const {
-  if (!StillOwned(own(), lease_)) return Outlook::kEnded;
+LookAgain QueueWorker::Look() const {
+  if (!StillOwned(own(), lease_)) return LookAgain::kEnded;
   const uint64_t endings = Endings();  // As in Next.
   const Reading writer = Read(table_.writer());
   const uint64_t newest = table_.NewestBefore(writer);
   uint64_t cursor = cursor_;
-  if (FindNew(newest, &cursor)) return Outlook::kNow;
-  if (endings != endings_ && FindLost(newest)) return Outlook::kNow;
-  if (!writer.ended()) return Outlook::kAfterNews;
-  return OthersAreDone(newest) ? Outlook::kEnded : Outlook::kAfterGpu;
+  if (FindNew(newest, &cursor)) return LookAgain::kNow;
+  if (endings != endings_ && FindLost(newest)) return LookAgain::kNow;
+  if (!writer.ended()) return LookAgain::kOnAlarm;
+  return OthersAreDone(newest) ? LookAgain::kEnded : LookAgain::kByTimer;
 }
 
 bool QueueWorker::OthersAreDone(uint64_t newest) const {
@@ -245,7 +245,7 @@ bool QueueWorker::OthersAreDone(uint64_t newest) const {
 }
 
 Result<Frame> QueueWorker::Next(const Deadline& deadline) {
-  for (Poll poll(deadline, Bell(table_.writer()));;) {
+  for (Poll poll(deadline, &table_.writer());;) {
     if (const auto owned = StillOwned(own(), lease_); !owned) {
       return std::unexpected(owned.error());
     }
@@ -297,7 +297,7 @@ Result<void> QueueWorker::GiveBack(const Frame& item) const {
     return NotMine(item);
   }
   table_.writer().words[kReturnsWord].fetch_add(1, std::memory_order_release);
-  Bell(table_.writer()).Ring();
+  WakeSleepers(table_.writer());
   return {};
 }
 

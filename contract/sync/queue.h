@@ -33,7 +33,7 @@ class QueueWriter : public FrameWriter {
   // is. kOrphaned: the broker has ended this writer. kInvalidArgument: an item is open.
   Result<Opened> OpenFrame(const Deadline& deadline);
   // Whether OpenFrame would wait.
-  Outlook Look() const;
+  LookAgain Look() const;
 
  private:
   using FrameWriter::FrameWriter;
@@ -60,7 +60,7 @@ class QueueWorker {
   // kOrphaned: the broker has ended this worker.
   Result<Frame> Next(const Deadline& deadline);
   // Whether Next would wait. kNow can be wrong if another worker is faster.
-  Outlook Look() const;
+  LookAgain Look() const;
 
   Point Ready(uint64_t seq) const { return {&table_.writer().value, seq}; }
   // Whether the work on item `seq` counts; call this before Done. kTimeout: the item is not

@@ -36,9 +36,9 @@ struct Queue {
 
   // The number of a new item; 0: no slot is free.
   uint64_t Write(bool complete = true) {
-    const Outlook outlook = writer.Look();
+    const LookAgain look = writer.Look();
     const auto opened = writer.OpenFrame(kNow);
-    EXPECT_EQ(opened.has_value(), outlook == Outlook::kNow);
+    EXPECT_EQ(opened.has_value(), look == LookAgain::kNow);
     if (!opened) return 0;
     shared.Fill(opened->slot, opened->seq);
     EXPECT_TRUE(writer.Announce(opened->seq, 8, MetadataOf(opened->seq)));
@@ -322,10 +322,10 @@ class QueueModel {
 
   void Take(Worker* worker) {
     if (worker == nullptr) return;
-    const Outlook outlook = worker->queue.Look();
+    const LookAgain look = worker->queue.Look();
     const auto item = worker->queue.Next(kNow);
     ASSERT_EQ(item.has_value(), !waiting_.empty());
-    ASSERT_EQ(outlook, item ? Outlook::kNow : Outlook::kAfterNews);
+    ASSERT_EQ(look, item ? LookAgain::kNow : LookAgain::kOnAlarm);
     if (!item) return;
     ASSERT_EQ(waiting_.erase(item->seq), 1U)
         << "item " << item->seq << " already belonged to a worker";
@@ -365,9 +365,9 @@ class QueueModel {
     while (!workers_.empty()) Kill(&workers_.back());
     QueueWorker last = queue_.Join(++lease_);
     for (;;) {
-      const Outlook outlook = last.Look();
+      const LookAgain look = last.Look();
       const auto item = last.Next(kNow);
-      ASSERT_EQ(outlook, item ? Outlook::kNow : Outlook::kEnded);
+      ASSERT_EQ(look, item ? LookAgain::kNow : LookAgain::kEnded);
       if (!item) {
         ASSERT_EQ(item.error().code(), Code::kPeerDied);
         break;

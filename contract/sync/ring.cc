@@ -171,20 +171,20 @@ std::optional<Status> RingWriter::WhyNotYet(uint32_t slot) {
       Concat("start readers, or use a smaller ", starts ? "start_readers" : "need_readers"));
 }
 
-Outlook RingWriter::Look() {
-  if (frame_is_open()) return Outlook::kAfterNews;
-  if (!MayOpen()) return Outlook::kEnded;
-  if (settings().policy == Policy::kOverwriteOldest) return Outlook::kNow;
+LookAgain RingWriter::Look() {
+  if (frame_is_open()) return LookAgain::kOnAlarm;
+  if (!MayOpen()) return LookAgain::kEnded;
+  if (settings().policy == Policy::kOverwriteOldest) return LookAgain::kNow;
   const uint32_t oldest = slots().front();
-  if (!WhyNotYet(oldest)) return Outlook::kNow;
+  if (!WhyNotYet(oldest)) return LookAgain::kNow;
   const uint64_t seq = seq_of(oldest);
-  if (!CompleteHere(seq)) return Outlook::kAfterGpu;
+  if (!CompleteHere(seq)) return LookAgain::kByTimer;
   // A reader that has moved on gives the frame back from a stream.
   for (uint32_t cell = 1; seq != 0 && cell < table().cells(); ++cell) {
     const Cell& reader = table().reader(cell);
-    if (CursorOf(reader) > seq && Holds(reader, seq) && Alive(reader)) return Outlook::kAfterGpu;
+    if (CursorOf(reader) > seq && Holds(reader, seq) && Alive(reader)) return LookAgain::kByTimer;
   }
-  return Outlook::kAfterNews;
+  return LookAgain::kOnAlarm;
 }
 
 // ---- readers
@@ -274,8 +274,8 @@ std::optional<Frame> RingReader::TryTake(Order order, uint64_t newest, uint32_t 
   return std::nullopt;
 }
 
-Outlook RingReader::Look() {
-  if (!StillOwned(own(), lease_)) return Outlook::kEnded;
+LookAgain RingReader::Look() {
+  if (!StillOwned(own(), lease_)) return LookAgain::kEnded;
   const Reading writer = Read(table_.writer());
   const uint64_t newest = table_.NewestBefore(writer);
   // Of the frames since the last one, the writer may have taken the place of some or all.
@@ -283,13 +283,13 @@ Outlook RingReader::Look() {
   for (uint64_t seq = std::max(cursor_, OldestOf(newest)); seq <= newest && !found; ++seq) {
     found = table_.Find(seq).has_value();
   }
-  if (!found) return writer.ended() ? Outlook::kEnded : Outlook::kAfterNews;
-  if (FreeHold()) return Outlook::kNow;
-  return SomeHoldMayEnd() ? Outlook::kAfterGpu : Outlook::kAfterNews;
+  if (!found) return writer.ended() ? LookAgain::kEnded : LookAgain::kOnAlarm;
+  if (FreeHold()) return LookAgain::kNow;
+  return SomeHoldMayEnd() ? LookAgain::kByTimer : LookAgain::kOnAlarm;
 }
 
 Result<Frame> RingReader::Next(const Deadline& deadline, Order order) {
-  for (Poll poll(deadline, Bell(table_.writer()));;) {
+  for (Poll poll(deadline, &table_.writer());;) {
     if (const auto owned = StillOwned(own(), lease_); !owned) {
       return std::unexpected(owned.error());
     }

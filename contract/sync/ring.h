@@ -37,7 +37,7 @@ class RingWriter : public FrameWriter {
   // kOrphaned: the broker has ended this writer. kInvalidArgument: a frame is open.
   Result<Opened> OpenFrame(const Deadline& deadline);
   // Whether OpenFrame would wait.
-  Outlook Look();
+  LookAgain Look();
 
   uint64_t dropped() const { return dropped_; }
 
@@ -79,7 +79,7 @@ class RingReader {
   // ended this reader.
   Result<Frame> Next(const Deadline& deadline, Order order = Order::kInOrder);
   // Whether Next would wait.
-  Outlook Look();
+  LookAgain Look();
 
   // The stream that reads the bytes waits for this first.
   Point Ready(uint64_t seq) const { return {&table_.writer().value, seq}; }

@@ -32,13 +32,13 @@ const Deadline kNow = Deadline::AfterMs(0);
 
 // What Look says of an attempt that was made right afterwards.
 template <typename Attempt>
-void ExpectForeseen(Outlook outlook, const Attempt& attempt) {
+void ExpectForeseen(LookAgain look, const Attempt& attempt) {
   if (attempt) {
-    EXPECT_EQ(outlook, Outlook::kNow);
+    EXPECT_EQ(look, LookAgain::kNow);
   } else if (IsEnd(attempt.error().code()) || attempt.error().code() == Code::kOrphaned) {
-    EXPECT_EQ(outlook, Outlook::kEnded);
+    EXPECT_EQ(look, LookAgain::kEnded);
   } else {
-    EXPECT_TRUE(outlook == Outlook::kAfterNews || outlook == Outlook::kAfterGpu ||
+    EXPECT_TRUE(look == LookAgain::kOnAlarm || look == LookAgain::kByTimer ||
                 attempt.error().code() == Code::kBusy)
         << attempt.error().ToString();
   }
@@ -56,9 +56,9 @@ struct Ring {
 
   // Takes a frame through all its steps; returns its number.
   uint64_t Write(bool complete = true) {
-    const Outlook outlook = writer.Look();
+    const LookAgain look = writer.Look();
     const auto opened = writer.OpenFrame(kNow);
-    ExpectForeseen(outlook, opened);
+    ExpectForeseen(look, opened);
     if (!opened) return 0;
     shared.Fill(opened->slot, opened->seq);
     EXPECT_TRUE(writer.Announce(opened->seq, 8, MetadataOf(opened->seq)));
@@ -76,9 +76,9 @@ struct Ring {
 
 // Takes the next frame, checks it and releases it; returns its number.
 uint64_t ReadOne(const Ring& ring, RingReader& reader, Order order = Order::kInOrder) {
-  const Outlook outlook = reader.Look();
+  const LookAgain look = reader.Look();
   const auto frame = reader.Next(Deadline::AfterMs(0), order);
-  ExpectForeseen(outlook, frame);
+  ExpectForeseen(look, frame);
   if (!frame) return 0;
   EXPECT_TRUE(ring.shared.Has(frame->slot, frame->seq));
   EXPECT_EQ(frame->metadata, MetadataOf(frame->seq));
@@ -240,25 +240,25 @@ TEST(RingTest, SoManyReadersJoin) {
 }
 
 // Method: which of both a participant must expect decides whether it sleeps or looks again soon.
-TEST(RingTest, AStreamsWorkIsNoNews) {
+TEST(RingTest, AStreamsWorkRingsNoAlarm) {
   Ring ring(2, Policy::kBackPressure);
   RingReader reader = ring.Join();
-  EXPECT_EQ(reader.Look(), Outlook::kAfterNews);
+  EXPECT_EQ(reader.Look(), LookAgain::kOnAlarm);
   ASSERT_EQ(ring.Write(), 1U);
   ASSERT_EQ(ring.Write(), 2U);
-  EXPECT_EQ(ring.writer.Look(), Outlook::kAfterNews) << "the reader has not begun to read";
+  EXPECT_EQ(ring.writer.Look(), LookAgain::kOnAlarm) << "the reader has not begun to read";
   const auto frame = reader.Next(kNow);
   ASSERT_TRUE(frame);
-  EXPECT_EQ(ring.writer.Look(), Outlook::kAfterGpu) << "the reader's stream gives it back";
+  EXPECT_EQ(ring.writer.Look(), LookAgain::kByTimer) << "the reader's stream gives it back";
   const auto end = reader.Release(*frame);
   ASSERT_TRUE(end);
-  EXPECT_EQ(ring.writer.Look(), Outlook::kAfterGpu);
+  EXPECT_EQ(ring.writer.Look(), LookAgain::kByTimer);
   Store(*end);
-  EXPECT_EQ(ring.writer.Look(), Outlook::kNow);
+  EXPECT_EQ(ring.writer.Look(), LookAgain::kNow);
   ring.End(kWriter);
-  EXPECT_EQ(ring.writer.Look(), Outlook::kEnded);
+  EXPECT_EQ(ring.writer.Look(), LookAgain::kEnded);
   ASSERT_EQ(ReadOne(ring, reader), 2U);
-  EXPECT_EQ(reader.Look(), Outlook::kEnded);
+  EXPECT_EQ(reader.Look(), LookAgain::kEnded);
 }
 
 // The writer has taken the place of the only frame that the reader could get.
@@ -273,11 +273,11 @@ TEST(RingTest, AFrameWhosePlaceIsTakenIsNotThere) {
   ASSERT_EQ(ring.Write(), 2U);
   const auto opened = ring.writer.OpenFrame(kNow);
   ASSERT_TRUE(opened);
-  EXPECT_EQ(ring.writer.Look(), Outlook::kAfterNews) << "its own frame is open";
-  EXPECT_EQ(reader.Look(), Outlook::kAfterNews);
+  EXPECT_EQ(ring.writer.Look(), LookAgain::kOnAlarm) << "its own frame is open";
+  EXPECT_EQ(reader.Look(), LookAgain::kOnAlarm);
   EXPECT_FALSE(reader.Next(kNow));
   ring.writer.AbandonFrame();
-  EXPECT_EQ(ring.writer.Look(), Outlook::kNow);
+  EXPECT_EQ(ring.writer.Look(), LookAgain::kNow);
   EXPECT_TRUE(holder.ReleaseNow(*held));
 }
 
@@ -289,7 +289,7 @@ TEST(RingTest, AReaderWithoutAFreeHoldMustEndARead) {
     ASSERT_TRUE(reader.Next(kNow));
   }
   ASSERT_NE(ring.Write(), 0U);
-  EXPECT_EQ(reader.Look(), Outlook::kAfterNews);
+  EXPECT_EQ(reader.Look(), LookAgain::kOnAlarm);
 }
 
 TEST(RingTest, ALateJoinerMayBeginWithTheOldest) {

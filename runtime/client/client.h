@@ -32,6 +32,7 @@
 #include "platform/driver/device.h"
 #include "platform/transfer/file_way.h"
 #include "platform/transfer/transfer_engine.h"
+#include "runtime/client/alarm.h"
 #include "runtime/client/attachment.h"
 #include "runtime/client/counters.h"
 #include "runtime/client/description.h"
@@ -214,21 +215,18 @@ class Client final : private SessionObserver {
   // The page is zeroed and unpublished. kAlreadyExists, kStale, kBusy: another process was first.
   Result<Attachment*> MakePage(std::string_view name, uint64_t size_bytes,
                                const PageOptions& options, const Wait& wait);
-  // ---- waiting in an event loop (alarms.cc)
-  struct Alarm {
-    UniqueFd descriptor;
+  // ---- waiting in an event loop (alarm.cc)
+  // The alarm of a page, or of the names if `page` is no lease. kNotFound: the lease has ended.
+  Result<Alarm::Given> AskForAlarm(const Lease& page, const Deadline& deadline);
+  Result<UniqueFd> NamesAlarm(uint64_t connection, const Deadline& deadline) {
+    return names_alarm_.Hear(this, Lease(), connection, deadline);
+  }
+  struct Connection {
+    UniqueFd socket;  // A copy, which hangs up when the connection ends.
     uint64_t number = 0;
   };
-  // `page` 0: that of the names. kNotFound: nobody listens, or the lease has ended.
-  Result<Alarm> GetAlarm(const Lease& page, protocol::AlarmUse use, signal::News news,
-                         const Deadline& deadline);
-  // Connects if the broker has gone, with one attempt. `watch` gets the number of the connection
-  // and its socket, which stays open during that call. Returns the number.
-  Result<uint64_t> Connect(const std::function<bool(uint64_t number, int socket)>& watch,
-                           const Deadline& deadline);
-  uint64_t connections() const { return session_.connections(); }
-  // Rings when a connection begins or ends.
-  Result<int> ConnectionAlarm();
+  // Connects if the broker has gone, with one attempt.
+  Result<Connection> Connect(const Deadline& deadline);
 
   // Whether the lease belongs to one of this client's attachments.
   bool HoldsLease(uint64_t lease_id) const;
@@ -436,7 +434,7 @@ class Client final : private SessionObserver {
 
   const ClientOptions options_;
   const Handle handle_{HandleKind::kClient, this};
-  UniqueFd connection_alarm_;  // Under table_mutex_; set once.
+  Alarm names_alarm_;
   Counters counters_;
   Session session_;
 

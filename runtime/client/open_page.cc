@@ -1,13 +1,10 @@
 #include "runtime/client/open_page.h"
 
-#include <fcntl.h>
 #include <time.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "contract/limits.h"
-#include "platform/base/alarm.h"
 #include "platform/driver/stream_waits.h"
 
 namespace gpushm::client {
@@ -19,17 +16,6 @@ namespace {
 
 constexpr int64_t kLongestStepNs = 50'000'000;
 constexpr int64_t kWhoIsMs = 50;
-// A listener whose alarm was not rung looks by itself after a second. So whoever rings does not
-// wait long for a broker, nor often.
-constexpr int64_t kAlarmMs = 20;
-constexpr int64_t kSameNumberPauseNs = 1'000'000'000;
-constexpr int64_t kNewNumberPauseNs = 10'000'000;
-
-Result<UniqueFd> Duplicate(int fd) {
-  UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!copy) return FailSystem(errno, "fcntl F_DUPFD_CLOEXEC");
-  return copy;
-}
 
 }  // namespace
 
@@ -70,42 +56,17 @@ void OpenPage::SetSettings(const std::array<uint64_t, 8>& settings) {
                      page_.body().size(), settings);
 }
 
-void OpenPage::RingAlarm(signal::News news) const {
+void OpenPage::RingAlarm() const {
   // In one order with a listener, who gets its alarm first and looks at the page afterwards.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const uint64_t number = page_.alarm(news).load(std::memory_order_acquire);
-  if (number == 0) return;
-  const std::lock_guard lock(alarms_->mutex);
-  Alarms::ToRing& own = alarms_->to_ring[static_cast<uint32_t>(news)];
-  if (own.alarm.number != number) {
-    // Any participant can write the number, so a wrong one must not cost a request each time.
-    const int64_t now_ns = MonotonicNs();
-    const int64_t pause_ns = number == own.asked_number ? kSameNumberPauseNs : kNewNumberPauseNs;
-    if (own.asked_ns == 0 || now_ns - own.asked_ns >= pause_ns) {
-      own.asked_number = number;
-      own.asked_ns = now_ns;
-      auto got = client()->GetAlarm(attachment().lease(), protocol::AlarmUse::kRing, news,
-                                    Deadline::AfterMs(kAlarmMs));
-      if (got) own.alarm = std::move(*got);
-    }
-  }
-  gpushm::RingAlarm(own.alarm.descriptor.get());
+  const uint64_t number = page_.alarm().load(std::memory_order_acquire);
+  if (number != 0) alarm_->Ring(client(), attachment().lease(), number);
 }
 
-Result<UniqueFd> OpenPage::AlarmOf(const Lease& lease, signal::News news, uint64_t connection,
-                                   const Deadline& deadline) const {
+Result<UniqueFd> OpenPage::HearAlarm(const Lease& lease, uint64_t connection,
+                                     const Deadline& deadline) const {
   if (lease.id == 0) return Fail(Code::kOrphaned, "the broker does not know it");
-  {
-    const std::lock_guard lock(alarms_->mutex);
-    const Alarms::ToHear& own = alarms_->to_hear[static_cast<uint32_t>(news)];
-    if (own.descriptor && own.connection == connection) return Duplicate(own.descriptor.get());
-  }
-  auto got = client()->GetAlarm(lease, protocol::AlarmUse::kListen, news, deadline);
-  if (!got) return std::unexpected(got.error());
-  const std::lock_guard lock(alarms_->mutex);
-  Alarms::ToHear& own = alarms_->to_hear[static_cast<uint32_t>(news)];
-  own = {.descriptor = std::move(got->descriptor), .connection = connection};
-  return Duplicate(own.descriptor.get());
+  return alarm_->Hear(client(), lease, connection, deadline);
 }
 
 Result<void> OpenPage::CheckKnown() const {

@@ -30,20 +30,6 @@
 
 namespace gpushm::client {
 
-// When a waiter must look again at something that has not happened yet.
-enum class Pace {
-  kAlarm,  // When the alarm rings.
-  kFast,   // Often: a stream is about to do it.
-  kSlow,   // From time to time: nobody announces it.
-};
-// What a waiter sees of a signal or ring.
-struct Sight {
-  bool closed = false;  // By this process.
-  bool ready = false;
-  std::optional<Code> failure{};  // If ready: why a call would fail.
-  Pace pace = Pace::kAlarm;
-};
-
 class OpenPage {
  public:
   struct Layout {
@@ -80,13 +66,13 @@ class OpenPage {
   bool IsOwn(const signal::Cell& cell) const {
     return client()->HoldsLease(cell.owner.load(std::memory_order_relaxed));
   }
-  // Wakes those who wait for such news of this page in event loops. Call it after what they shall
-  // see. If nobody waits, it costs one load.
-  void RingAlarm(signal::News news) const;
-  // The alarm for such news, of that connection, for a waiter: a descriptor of the caller's own.
-  // May be called after Detach; then `lease` has ended, and it fails with kNotFound or kOrphaned.
-  Result<UniqueFd> AlarmOf(const Lease& lease, signal::News news, uint64_t connection,
-                           const Deadline& deadline) const;
+  // Wakes those who wait for this page in event loops. Call it after what they shall see. If nobody
+  // has waited yet, it costs one load.
+  void RingAlarm() const;
+  // As Alarm::Hear. May be called after Detach; then `lease` has ended, and it fails with kNotFound
+  // or kOrphaned.
+  Result<UniqueFd> HearAlarm(const Lease& lease, uint64_t connection,
+                             const Deadline& deadline) const;
   // kOrphaned: the pod's broker restarted and does not know the page.
   Result<void> CheckKnown() const;
   // kBusy: a stream of this process waits for a cell.
@@ -119,21 +105,6 @@ class OpenPage {
     std::mutex mutex;
     std::map<CUstream, StreamFence> fences;  // Under mutex: behind each stream's last store.
   };
-  // By signal::News.
-  struct Alarms {
-    struct ToRing {
-      Client::Alarm alarm;
-      uint64_t asked_number = 0;  // The last one for which the broker was asked,
-      int64_t asked_ns = 0;       // and when.
-    };
-    struct ToHear {
-      UniqueFd descriptor;
-      uint64_t connection = 0;
-    };
-    std::mutex mutex;
-    std::array<ToRing, 2> to_ring;  // Under mutex.
-    std::array<ToHear, 2> to_hear;  // Under mutex.
-  };
   static constexpr size_t kFences = 16;  // Beyond this number, fences that have passed are removed.
 
   Held held_;
@@ -141,7 +112,7 @@ class OpenPage {
   uint64_t lease_;
   std::unique_ptr<Names> names_ = std::make_unique<Names>();
   std::unique_ptr<Stores> stores_ = std::make_unique<Stores>();
-  std::unique_ptr<Alarms> alarms_ = std::make_unique<Alarms>();
+  std::unique_ptr<Alarm> alarm_ = std::make_unique<Alarm>();
 };
 
 // Sleeps between attempts to open, each of which costs the broker a few requests. The sleep is 100

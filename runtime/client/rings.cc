@@ -10,7 +10,6 @@ namespace {
 using signal::CellState;
 using signal::FrameSettings;
 using signal::Kind;
-using signal::News;
 
 // Slots are aligned for kernels.
 constexpr uint64_t kSlotAlignment = 512;
@@ -184,7 +183,7 @@ Result<std::unique_ptr<Ring>> Ring::Join(std::string_view name, const Options& o
     if (!reader) return std::unexpected(reader.error());
     participant.emplace<signal::RingReader>(std::move(*reader));
   }
-  page.RingAlarm(News::kOfOthers);  // A writer may wait for readers.
+  page.RingAlarm();  // A writer may wait for readers.
   return std::unique_ptr<Ring>(
       new Ring(name, Role::kReader, std::move(page), std::move(frames), std::move(participant)));
 }
@@ -211,7 +210,7 @@ Result<void> Ring::Close() {
   }
   signal::EndCell(page_.cell(cell()), page_.lease(), CellState::kLeft);
   if (role_ == Role::kWriter) signal::KeepPoison(page_.cell(0));
-  page_.RingAlarm(role_ == Role::kWriter ? News::kOfFirst : News::kOfOthers);
+  page_.RingAlarm();
   closed_ = true;
   const auto frames_gone = frames_held_.Detach();
   const auto page_gone = page_.Detach();
@@ -269,9 +268,9 @@ Result<Ring::Ready> Ring::AwaitReady(const signal::Point& point, CUstream stream
 // Tries under the mutex and waits without it, so that another thread can end the frame for which
 // this call waits.
 template <typename Try>
-auto Ring::Until(const Deadline& deadline, std::optional<signal::Bell> bell, Try attempt)
+auto Ring::Until(const Deadline& deadline, signal::Cell* sleeps_on, Try attempt)
     -> decltype(attempt()) {
-  for (signal::Poll poll(deadline, bell);;) {
+  for (signal::Poll poll(deadline, sleeps_on);;) {
     auto result = [&] {
       const std::lock_guard lock(mutex_);
       return attempt();
@@ -298,7 +297,7 @@ Result<signal::FrameWriter::Opened> Ring::TryOpen() {
 Result<Ring::Frame> Ring::BeginWrite(const Deadline& deadline) {
   if (auto known = page_.CheckKnown(); !known) return std::unexpected(known.error());
   uint64_t waited_for = 0;
-  const auto opened = Until(deadline, std::nullopt, [&] {
+  const auto opened = Until(deadline, nullptr, [&] {
     auto tried = TryOpen();
     const signal::FrameWriter* const writer = Writer();
     waited_for = writer == nullptr ? 0 : writer->waited_for();
@@ -336,8 +335,7 @@ Result<void> Ring::EndWrite(const Frame& frame, CUstream stream, uint64_t bytes,
     writing_.reset();
     if (auto announced = writer->Announce(seq, bytes, metadata); !announced) return announced;
   }
-  page_.RingAlarm(News::kOfFirst);
-  page_.RingAlarm(News::kOfOthers);  // For this writer: it may open the next frame.
+  page_.RingAlarm();  // Also for this writer: it may open the next frame.
   return {};
 }
 
@@ -353,7 +351,7 @@ Result<void> Ring::AbandonWrite() {
     if (auto* const ring = std::get_if<signal::RingWriter>(&participant_)) ring->AbandonFrame();
     if (auto* const queue = std::get_if<signal::QueueWriter>(&participant_)) queue->AbandonFrame();
   }
-  page_.RingAlarm(News::kOfOthers);
+  page_.RingAlarm();
   return {};
 }
 
@@ -394,10 +392,9 @@ signal::Frame Ring::TakeUnready(std::map<uint64_t, signal::Frame>::iterator fram
 
 Result<Ring::Frame> Ring::BeginRead(CUstream stream, bool newest, const Deadline& deadline) {
   if (auto known = page_.CheckKnown(); !known) return std::unexpected(known.error());
-  const auto next = Until(deadline, signal::Bell(page_.cell(0)), [&] { return TryNext(newest); });
+  const auto next = Until(deadline, &page_.cell(0), [&] { return TryNext(newest); });
   if (!next) return std::unexpected(next.error());
-  page_.RingAlarm(
-      News::kOfOthers);  // A writer may wait until this reader has passed an older frame.
+  WakeWriter();  // It may wait until this reader has passed an older frame.
   Frame frame;
   frame.facts = *next;
   frame.address = AddressOf(next->slot);
@@ -476,8 +473,7 @@ Result<void> Ring::EndRead(const Frame& frame, CUstream stream, const Deadline& 
     if (auto released = Release(frame.facts, stream); !released) return released;
     had_no_hold = CloseRead(frame.facts.seq);
   }
-  page_.RingAlarm(News::kOfOthers);
-  if (had_no_hold) page_.RingAlarm(News::kOfFirst);
+  had_no_hold ? page_.RingAlarm() : WakeWriter();
   return counts;
 }
 
@@ -504,48 +500,60 @@ Result<void> Ring::AbandonRead(const Frame& frame, CUstream stream) {
     }
     is_news |= CloseRead(frame.facts.seq);
   }
-  page_.RingAlarm(News::kOfOthers);
-  if (is_news) page_.RingAlarm(News::kOfFirst);
+  is_news ? page_.RingAlarm() : WakeWriter();
   return {};
 }
 
 // ---- looking
 
-Result<UniqueFd> Ring::AlarmOf(uint64_t connection, const Deadline& deadline) {
+Result<UniqueFd> Ring::HearAlarm(uint64_t connection, const Deadline& deadline) {
   Lease lease;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return Fail(Code::kNotFound, "it is closed");
     lease = page_.attachment().lease();
   }
-  const News news = role_ == Role::kWriter ? News::kOfOthers : News::kOfFirst;
-  return page_.AlarmOf(lease, news, connection, deadline);
+  return page_.HearAlarm(lease, connection, deadline);
 }
 
-Sight Ring::Look() {
+std::expected<signal::LookAgain, Code> Ring::Look() {
   const std::lock_guard lock(mutex_);
-  if (closed_) return {.closed = true};
-  if (page_.attachment().orphaned()) return {.ready = true, .failure = Code::kOrphaned};
-  auto outlook = signal::Outlook::kNow;
-  std::visit(
-      [&](auto& participant) {
-        if constexpr (requires { participant.Look(); }) outlook = participant.Look();
-      },
-      participant_);
-  using enum signal::Outlook;
+  if (closed_) return std::unexpected(Code::kInvalidArgument);
+  if (role_ == Role::kReader) return LookHere();
+  signal::Word& waits = page_.cell(0).words[signal::kWriterWaitsWord];
+  const bool waited = waits.exchange(1, std::memory_order_relaxed) != 0;
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // Pairs with WakeWriter.
+  const auto look = LookHere();
+  if (look && *look != signal::LookAgain::kNow) return look;
+  waits.store(0, std::memory_order_relaxed);
+  if (waited) page_.RingAlarm();  // For other waiters of this process, which rely on the word.
+  return look;
+}
+
+void Ring::WakeWriter() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // Pairs with Look.
+  const signal::Word& waits = page_.cell(0).words[signal::kWriterWaitsWord];
+  if (waits.load(std::memory_order_relaxed) != 0) page_.RingAlarm();
+}
+
+// Requires mutex_.
+std::expected<signal::LookAgain, Code> Ring::LookHere() {
+  using enum signal::LookAgain;
+  if (page_.attachment().orphaned()) return std::unexpected(Code::kOrphaned);
   const signal::Reading writer = signal::Read(page_.cell(0));
   // Frames that a stream could not wait for are read first.
   if (!unready_.empty()) {
-    const bool known = writer.value >= unready_.begin()->first || writer.ended();
-    outlook = known ? kNow : kAfterGpu;
+    return writer.value >= unready_.begin()->first || writer.ended() ? kNow : kByTimer;
   }
-  if (outlook == kNow) return {.ready = true};
-  if (outlook == kEnded) {
-    const bool owned = signal::StillOwned(page_.cell(cell()), page_.lease()).has_value();
-    return {.ready = true, .failure = owned && writer.ended() ? writer.end() : Code::kOrphaned};
-  }
-  if (outlook == kAfterGpu) return {.pace = Pace::kFast};
-  return {};
+  auto look = kNow;
+  std::visit(
+      [&](auto& participant) {
+        if constexpr (requires { participant.Look(); }) look = participant.Look();
+      },
+      participant_);
+  if (look != kEnded) return look;
+  const bool owned = signal::StillOwned(page_.cell(cell()), page_.lease()).has_value();
+  return std::unexpected(owned && writer.ended() ? writer.end() : Code::kOrphaned);
 }
 
 uint32_t Ring::cell() const {

@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <expected>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -94,10 +95,11 @@ class Ring {
     signal::CellState writer;
   };
   Facts facts() const;
-  // Whether beginning a read or write would wait.
-  Sight Look();
-  // The alarm that rings when Look may say something else (OpenPage::AlarmOf). kNotFound: closed.
-  Result<UniqueFd> AlarmOf(uint64_t connection, const Deadline& deadline);
+  // Whether beginning a read or write would wait, and until when; never kEnded. The failure is that
+  // of the call. kInvalidArgument: this process has closed it.
+  std::expected<signal::LookAgain, Code> Look();
+  // The alarm that rings when Look may say something else (Alarm::Hear). kNotFound: closed.
+  Result<UniqueFd> HearAlarm(uint64_t connection, const Deadline& deadline);
   Client* client() const { return page_.client(); }
   const std::string& name() const { return name_; }
 
@@ -123,11 +125,13 @@ class Ring {
   signal::FrameWriter* Writer();
   Result<signal::Frame> TryNext(bool newest);
   signal::Frame TakeUnready(std::map<uint64_t, signal::Frame>::iterator frame);
-  // Without mutex_: repeats `attempt`, which takes it, until the result is not kTimeout. `bell`
-  // belongs to the participant that can end the wait.
+  // Without mutex_: repeats `attempt`, which takes it, until the result is not kTimeout. It sleeps
+  // on the cell of the participant that can end the wait.
   template <typename Try>
-  auto Until(const Deadline& deadline, std::optional<signal::Bell> bell, Try attempt)
-      -> decltype(attempt());
+  auto Until(const Deadline& deadline, signal::Cell* sleeps_on, Try attempt) -> decltype(attempt());
+  std::expected<signal::LookAgain, Code> LookHere();
+  // Rings if the writer waits in an event loop. Most do not, and readers are many.
+  void WakeWriter() const;
   CUdeviceptr AddressOf(uint32_t slot) const;
   // Stores `point` when the stream gets there, or immediately if there is no stream.
   Result<void> Store(const signal::Point& point, CUstream stream);

@@ -12,7 +12,6 @@
 #include <cstring>
 #include <utility>
 
-#include "platform/base/alarm.h"
 #include "platform/base/version.h"
 
 namespace gpushm::client {
@@ -66,12 +65,6 @@ void Session::HangUp() {
   if (!socket_.valid()) return;
   shutdown(socket_.get(), SHUT_RDWR);
   socket_.Reset();
-  Changed();
-}
-
-void Session::Changed() const {
-  const int alarm = notify_.load(std::memory_order_acquire);
-  if (alarm >= 0) RingAlarm(alarm);
 }
 
 void Session::Drop(const SessionLock&) { HangUp(); }
@@ -227,7 +220,6 @@ Result<void> Session::Connect(const SessionLock& lock, const Deadline& deadline)
   socket_ = std::move(*connection);
   registry_.Replace(RegistryHandle::Reader(std::move(*reader)));
   connections_.fetch_add(1, std::memory_order_release);
-  Changed();
   if (!first && observer_ != nullptr) {
     observer_->Reconnected(lock, how, deadline);
     request_ = pending;

@@ -136,8 +136,6 @@ class Session {
   bool connected(const SessionLock&) const { return socket_.valid(); }
   const Peer& peer(const SessionLock&) const { return peer_; }
   int socket(const SessionLock&) const { return socket_.get(); }
-  // Rings this alarm, which must outlive the session, when a connection begins or ends.
-  void Notify(int alarm) { notify_.store(alarm, std::memory_order_release); }
   // How many connections there have been.
   uint64_t connections() const { return connections_.load(std::memory_order_acquire); }
   const RegistryHandle& registry() const { return registry_; }
@@ -180,15 +178,13 @@ class Session {
 
   // Ends the connection for the broker, too, even if a child of fork() also has the socket.
   void HangUp();
-  void Changed() const;
 
   const pid_t owner_;  // The process.
   const Place place_;
   SessionObserver* const observer_;
   Counters* const counters_;
   std::timed_mutex mutex_;
-  // All of these are guarded by mutex_, except for registry_,
-  // connections_ and notify_.
+  // All of these are guarded by mutex_, except for registry_ and connections_.
   UniqueFd socket_;
   Peer peer_;
   uint64_t last_request_id_ = 0;
@@ -197,7 +193,6 @@ class Session {
   protocol::Message reply_;
   RegistryHandle registry_;
   std::atomic<uint64_t> connections_{0};
-  std::atomic<int> notify_{-1};
 };
 
 }  // namespace gpushm::client

@@ -50,7 +50,7 @@ Result<std::unique_ptr<Signal>> Signal::TryWrite(Client* client, std::string_vie
     return Fail(Code::kBusy, Concat('"', name, "\" already has a writer"),
                 "only one process writes a signal: wait until the other writer ends");
   }
-  page->RingAlarm(signal::News::kOfFirst);
+  page->RingAlarm();
   return std::unique_ptr<Signal>(new Signal(std::move(*page), Role::kWriter));
 }
 
@@ -81,7 +81,7 @@ Result<void> Signal::Close() {
     }
     signal::EndCell(cell(), page_.lease(), CellState::kLeft);
     signal::KeepPoison(cell());
-    page_.RingAlarm(signal::News::kOfFirst);
+    page_.RingAlarm();
   }
   closed_ = true;
   return page_.Detach();
@@ -123,10 +123,17 @@ Result<void> Signal::Record(CUstream stream, uint64_t value) {
     if (auto next = CheckNext(value); !next) return next;
     if (auto done = page_.Store(stream, {&cell().value, value}); !done) return done;
     recorded_ = value;
-    cell().words[signal::kPendingWord].store(value, std::memory_order_release);
+    ExpectFromGpu(value);
   }
-  page_.RingAlarm(signal::News::kOfFirst);
+  page_.RingAlarm();
   return {};
+}
+
+// Requires mutex_.
+void Signal::ExpectFromGpu(uint64_t value) {
+  signal::Word& pending = cell().words[signal::kPendingWord];
+  if (pending.load(std::memory_order_relaxed) >= value) return;
+  pending.store(value, std::memory_order_release);
 }
 
 Result<void> Signal::Set(uint64_t value) {
@@ -143,31 +150,29 @@ Result<void> Signal::Set(uint64_t value) {
     cell().value.store(value, std::memory_order_release);
     recorded_ = value;
   }
-  page_.RingAlarm(signal::News::kOfFirst);
+  page_.RingAlarm();
   return {};
 }
 
-Result<UniqueFd> Signal::AlarmOf(uint64_t connection, const Deadline& deadline) const {
+Result<UniqueFd> Signal::HearAlarm(uint64_t connection, const Deadline& deadline) const {
   Lease lease;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return Fail(Code::kNotFound, "it is closed");
     lease = page_.attachment().lease();
   }
-  return page_.AlarmOf(lease, signal::News::kOfFirst, connection, deadline);
+  return page_.HearAlarm(lease, connection, deadline);
 }
 
-Sight Signal::Look(uint64_t value) const {
+std::expected<signal::LookAgain, Code> Signal::Look(uint64_t value) const {
   const std::lock_guard lock(mutex_);
-  if (closed_) return {.closed = true};
+  if (closed_) return std::unexpected(Code::kInvalidArgument);
   const signal::Reading reading = Read();
-  if (reading.value >= value) return {.ready = true};
-  if (reading.ended()) return {.ready = true, .failure = reading.end()};
-  if (page_.attachment().orphaned()) return {.ready = true, .failure = Code::kOrphaned};
-  if (reading.state == CellState::kFree) return {};
+  if (reading.value >= value) return signal::LookAgain::kNow;
+  if (reading.ended()) return std::unexpected(reading.end());
+  if (page_.attachment().orphaned()) return std::unexpected(Code::kOrphaned);
   const bool pending = cell().words[signal::kPendingWord].load(std::memory_order_acquire) >= value;
-  if (pending) return {.pace = Pace::kFast};
-  return {.pace = signal::ToldOf(cell()) == signal::Told::kAlways ? Pace::kAlarm : Pace::kSlow};
+  return pending ? signal::LookAgain::kByTimer : signal::LookAgain::kOnAlarm;
 }
 
 Result<void> Signal::WaitOnStream(CUstream stream, uint64_t value) {
@@ -207,8 +212,11 @@ Result<void> Signal::Check(uint64_t value) const {
 
 Result<CUdeviceptr> Signal::DeviceAddress() {
   if (role_ == Role::kWriter) {  // From now on, kernels can store values that no host announces.
-    cell().told.store(static_cast<uint64_t>(signal::Told::kNotByGpus), std::memory_order_relaxed);
-    page_.RingAlarm(signal::News::kOfFirst);
+    {
+      const std::lock_guard lock(mutex_);
+      ExpectFromGpu(signal::kMaxValue);
+    }
+    page_.RingAlarm();
   }
   return page_.OnGpu(cell().value);
 }

@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <expected>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -45,10 +46,10 @@ class Signal {
   Result<void> Check(uint64_t value) const;
   signal::Reading Read() const { return signal::Read(cell()); }
   Result<CUdeviceptr> DeviceAddress();
-  // Whether a wait for `value` would end at once.
-  Sight Look(uint64_t value) const;
-  // As Ring::AlarmOf.
-  Result<UniqueFd> AlarmOf(uint64_t connection, const Deadline& deadline) const;
+  // As Ring::Look, for a wait for `value`.
+  std::expected<signal::LookAgain, Code> Look(uint64_t value) const;
+  // As Ring::HearAlarm.
+  Result<UniqueFd> HearAlarm(uint64_t connection, const Deadline& deadline) const;
 
   Client* client() const { return page_.client(); }
   const std::string& name() const { return page_.name(); }
@@ -68,6 +69,7 @@ class Signal {
 
   signal::Cell& cell() const { return page_.cell(0); }
   Result<void> CheckNext(uint64_t value) const;
+  void ExpectFromGpu(uint64_t value);
 
   OpenPage page_;
   const Role role_;

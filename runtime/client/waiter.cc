@@ -15,18 +15,15 @@
 namespace gpushm::client {
 namespace {
 
+using signal::LookAgain;
+
 constexpr int64_t kFirstStepNs = 50'000;
-constexpr int64_t kLongestFastStepNs = 2'000'000;
-constexpr int64_t kLongestSlowStepNs = 10'000'000;
-// With an alarm, in case that nobody could ring it.
+constexpr int64_t kLongestStepNs = 2'000'000;
+// In case that nobody could ring an alarm.
 constexpr int64_t kSafetyNs = 1'000'000'000;
 constexpr int64_t kRetryNs = 100'000'000;
 constexpr int64_t kBrokerMs = 100;
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-
-// What an epoll event is about.
-constexpr uint64_t kConnection = 1;
-constexpr uint64_t kOther = 2;
 
 }  // namespace
 
@@ -38,28 +35,22 @@ Result<std::unique_ptr<Waiter>> Waiter::Make(Client* client) {
   if (!waiter->timer_) return FailSystem(errno, "timerfd_create");
   waiter->readable_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!waiter->readable_) return FailSystem(errno, "eventfd");
-  const Result<int> connection = client->ConnectionAlarm();
-  if (!connection) return std::unexpected(connection.error());
-  if (auto done = waiter->Watch(*connection, EPOLLIN | EPOLLET, kConnection); !done) {
-    return std::unexpected(done.error());
-  }
   for (const UniqueFd* own : {&waiter->timer_, &waiter->readable_}) {
-    if (auto done = waiter->Watch(own->get(), EPOLLIN, kOther); !done) {
-      return std::unexpected(done.error());
-    }
+    if (auto done = waiter->Watch(*own, EPOLLIN); !done) return std::unexpected(done.error());
   }
   return waiter;
 }
 
-Result<void> Waiter::Watch(int fd, uint32_t events, uint64_t what) {
-  epoll_event event{.events = events, .data = {.u64 = what}};
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return {};
+Result<void> Waiter::Watch(const UniqueFd& fd, uint32_t events) {
+  epoll_event event{.events = events, .data = {.fd = fd.get()}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd.get(), &event) == 0) return {};
   return FailSystem(errno, "epoll_ctl EPOLL_CTL_ADD");
 }
 
-// Closing it is not enough: the broker and other participants have the same description.
-void Waiter::Unwatch(const UniqueFd& fd) {
-  if (fd) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd.get(), nullptr);
+// Closing alone is not enough: the broker and others have the same description.
+void Waiter::Unwatch(UniqueFd* fd) {
+  if (*fd) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd->get(), nullptr);
+  fd->Reset();
 }
 
 // ---- what is waited for
@@ -96,8 +87,8 @@ Result<void> Waiter::AddSignal(std::shared_ptr<Signal> signal, uint64_t value, u
 
 Result<void> Waiter::Remove(uint64_t tag) {
   const std::lock_guard lock(mutex_);
-  const size_t removed = items_.remove_if([&](const Item& item) {
-    if (item.tag == tag) Unwatch(item.alarm);
+  const size_t removed = items_.remove_if([&](Item& item) {
+    if (item.tag == tag) Unwatch(&item.alarm);
     return item.tag == tag;
   });
   if (removed != 0) return {};
@@ -133,7 +124,7 @@ void Waiter::TakeEdges() {
   do {
     const int taken = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
     count = static_cast<size_t>(std::max(taken, 0));
-    for (size_t i = 0; i < count; ++i) changed_ |= events[i].data.u64 == kConnection;
+    for (size_t i = 0; i < count; ++i) is_lost_ |= events[i].data.fd == socket_.get();
   } while (count == events.size());
 }
 
@@ -141,53 +132,39 @@ void Waiter::TakeEdges() {
 void Waiter::KeepConnected(int64_t now_ns) {
   if (now_ns < retry_ns_) return;
   const Deadline deadline = Deadline::AfterMs(kBrokerMs);
-  bool done = true;
-  if (changed_ || connection_ != client_->connections()) {
-    // Whoever ends or begins a connection rings, but nobody notices that the broker has died.
-    const auto connected = client_->Connect(
-        [&](uint64_t number, int socket) {
-          return number == connection_ || Watch(socket, EPOLLET, kConnection).has_value();
-        },
-        deadline);
-    done = connected.has_value();
-    if (connected) connection_ = *connected;
-    changed_ = !done;
-  }
+  bool done = !is_lost_ || Connect(deadline);
   for (auto item = items_.begin(); done && item != items_.end(); ++item) {
-    done = Enlist(&*item, deadline);
+    done = Hear(&*item, deadline);
   }
   if (!done) retry_ns_ = MonotonicNs() + kRetryNs;
 }
 
-bool Waiter::Hear(Result<UniqueFd> got, UniqueFd* alarm) {
-  Unwatch(*alarm);
-  alarm->Reset();
-  if (!got) {
-    // What is closed or unknown gets none: the timer is enough.
-    const Code code = got.error().code();
-    return code == Code::kOrphaned || code == Code::kNotFound;
-  }
-  if (!Watch(got->get(), EPOLLIN | EPOLLET, kOther)) return false;
-  *alarm = std::move(*got);
+bool Waiter::Connect(const Deadline& deadline) {
+  auto connected = client_->Connect(deadline);
+  if (!connected) return false;
+  Unwatch(&socket_);
+  socket_ = std::move(connected->socket);
+  // Only its end is reported.
+  if (!Watch(socket_, EPOLLET)) return false;
+  connection_ = connected->number;
+  is_lost_ = false;
   return true;
 }
 
-bool Waiter::Enlist(Item* item, const Deadline& deadline) {
-  uint64_t* const on = item->kind == Kind::kName ? &names_connection_ : &item->connection;
-  if (*on == connection_) return true;
-  bool done = false;
-  if (item->kind == Kind::kName) {
-    auto got =
-        client_->GetAlarm(Lease(), protocol::AlarmUse::kNames, signal::News::kOfFirst, deadline);
-    done = got ? Hear(std::move(got->descriptor), &names_alarm_)
-               : Hear(std::unexpected(got.error()), &names_alarm_);
-  } else {
-    done = Hear(item->ring ? item->ring->AlarmOf(connection_, deadline)
-                           : item->signal->AlarmOf(connection_, deadline),
-                &item->alarm);
+bool Waiter::Hear(Item* item, const Deadline& deadline) {
+  if (item->connection == connection_) return true;
+  Unwatch(&item->alarm);
+  auto got = item->kind == Kind::kName ? client_->NamesAlarm(connection_, deadline)
+             : item->ring              ? item->ring->HearAlarm(connection_, deadline)
+                                       : item->signal->HearAlarm(connection_, deadline);
+  if (got) {
+    if (!Watch(*got, EPOLLIN | EPOLLET)) return false;
+    item->alarm = std::move(*got);
+  } else if (got.error().code() != Code::kOrphaned && got.error().code() != Code::kNotFound) {
+    return false;  // What is closed or unknown gets none, and is reported when it is looked at.
   }
-  if (done) *on = connection_;
-  return done;
+  item->connection = connection_;
+  return true;
 }
 
 // ---- looking
@@ -198,63 +175,56 @@ std::vector<Waiter::Event> Waiter::Collect(size_t capacity, int64_t now_ns) {
     // The others come first next time.
     items_.splice(items_.end(), items_, items_.begin());
     Item& item = items_.back();
-    if (Look(&item, now_ns, &events) == After::kKeep) continue;
-    Unwatch(item.alarm);
+    if (Look(&item, now_ns, &events)) continue;
+    Unwatch(&item.alarm);
     items_.pop_back();
   }
   return events;
 }
 
 // What is reported is what the program knows from then on.
-Sight Waiter::LookAtName(Item* item) const {
+Waiter::Looked Waiter::LookAtName(Item* item) const {
   const Result<registry::Found> found = client_->Lookup(item->name);
   if (!found) {
-    if (found.error().code() != Code::kNotFound) return {.pace = Pace::kFast};  // It is changing.
-    return {.ready = std::exchange(item->exists, false), .failure = Code::kNotFound};
+    if (found.error().code() != Code::kNotFound) return LookAgain::kByTimer;  // It is changing.
+    if (!std::exchange(item->exists, false)) return LookAgain::kOnAlarm;
+    return std::unexpected(Code::kNotFound);
   }
   const registry::BufferRecord& record = found->record;
   const bool changed = record.generation > item->generation ||
                        (record.generation == item->generation && record.state != item->state);
-  if (!changed) return {};
+  if (!changed) return LookAgain::kOnAlarm;
   item->exists = true;
   item->generation = record.generation;
   item->state = record.state;
-  return {.ready = true};
+  return LookAgain::kNow;
 }
 
-Waiter::After Waiter::Look(Item* item, int64_t now_ns, std::vector<Event>* events) {
-  const bool is_name = item->kind == Kind::kName;
-  Sight sight = is_name      ? LookAtName(item)
-                : item->ring ? item->ring->Look()
-                             : item->signal->Look(item->value);
-  if (sight.closed) return After::kRemove;
-  if (sight.ready && !(item->end_reported && sight.failure)) {
-    item->end_reported = item->ring && sight.failure;
-    item->pace = Pace::kAlarm;  // The next look decides anew.
-    item->next_ns = kNever;     // The descriptor stays readable.
+// False: the item is done with.
+bool Waiter::Look(Item* item, int64_t now_ns, std::vector<Event>* events) {
+  const Looked looked = item->kind == Kind::kName ? LookAtName(item)
+                        : item->ring              ? item->ring->Look()
+                                                  : item->signal->Look(item->value);
+  const auto failure = looked ? std::nullopt : std::optional(looked.error());
+  if (failure == Code::kInvalidArgument) return false;  // This process has closed it.
+  const bool is_news = failure ? !item->end_reported : *looked == LookAgain::kNow;
+  if (is_news) {
+    item->end_reported = item->ring && failure;
     events->push_back({.kind = item->kind,
                        .tag = item->tag,
-                       .failure = sight.failure,
+                       .failure = failure,
                        .generation = item->generation,
                        .state = item->state});
-    return item->kind == Kind::kSignal ? After::kRemove : After::kKeep;
   }
-  const bool listens = !changed_ && (is_name ? names_connection_ == connection_ && names_alarm_
-                                             : item->connection == connection_ && item->alarm);
-  if (!listens && sight.pace == Pace::kAlarm) sight.pace = Pace::kSlow;
-  if (sight.ready) {  // The end of a ring, which was reported.
-    item->next_ns = kNever;
-    sight.pace = Pace::kAlarm;
-  } else if (sight.pace == Pace::kAlarm) {
-    item->next_ns = now_ns + kSafetyNs;
-  } else if (sight.pace != item->pace || now_ns >= item->next_ns) {
-    const int64_t longest_ns = sight.pace == Pace::kFast ? kLongestFastStepNs : kLongestSlowStepNs;
-    const int64_t step_ns = sight.pace != item->pace ? 0 : item->step_ns * 3 / 2;
-    item->step_ns = std::clamp(step_ns, kFirstStepNs, longest_ns);
+  if (!looked || *looked != LookAgain::kByTimer) {
+    item->step_ns = 0;
+    // After news the descriptor stays readable, and after an end nothing comes.
+    item->next_ns = is_news || failure ? kNever : now_ns + kSafetyNs;
+  } else if (item->step_ns == 0 || now_ns >= item->next_ns) {
+    item->step_ns = std::clamp(item->step_ns * 3 / 2, kFirstStepNs, kLongestStepNs);
     item->next_ns = now_ns + item->step_ns;
   }
-  item->pace = sight.pace;
-  return After::kKeep;
+  return !(is_news && item->kind == Kind::kSignal);
 }
 
 void Waiter::Arm(bool readable, int64_t now_ns) {

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <expected>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -71,27 +72,27 @@ class Waiter final : public ClientObject {
     bool end_reported = false;
     std::shared_ptr<Signal> signal{};
     uint64_t value = 0;
-    UniqueFd alarm{};         // Of a ring or signal.
+    UniqueFd alarm{};
     uint64_t connection = 0;  // The one on which it got its alarm.
     int64_t next_ns = 0;      // When to look without an alarm.
-    int64_t step_ns = 0;
-    Pace pace = Pace::kAlarm;
+    int64_t step_ns = 0;      // 0: it is not looked at by the timer.
   };
-  enum class After { kKeep, kRemove };
+  // The failure is that of the call for which the program waits.
+  using Looked = std::expected<signal::LookAgain, Code>;
 
   explicit Waiter(Client* client) : client_(client) {}
-  Result<void> Watch(int fd, uint32_t events, uint64_t what);
-  void Unwatch(const UniqueFd& fd);
+  Result<void> Watch(const UniqueFd& fd, uint32_t events);
+  void Unwatch(UniqueFd* fd);
   Result<void> Add(Item item);
 
   // All of these require mutex_.
   void TakeEdges();
   void KeepConnected(int64_t now_ns);
-  bool Enlist(Item* item, const Deadline& deadline);
-  bool Hear(Result<UniqueFd> got, UniqueFd* alarm);
+  bool Connect(const Deadline& deadline);
+  bool Hear(Item* item, const Deadline& deadline);
   std::vector<Event> Collect(size_t capacity, int64_t now_ns);
-  After Look(Item* item, int64_t now_ns, std::vector<Event>* events);
-  Sight LookAtName(Item* item) const;
+  bool Look(Item* item, int64_t now_ns, std::vector<Event>* events);
+  Looked LookAtName(Item* item) const;
   void Arm(bool readable, int64_t now_ns);
 
   Client* const client_;
@@ -103,11 +104,10 @@ class Waiter final : public ClientObject {
   std::mutex mutex_;
   // All of these are guarded by mutex_.
   std::list<Item> items_;
-  bool changed_ = true;      // The connection may have ended.
-  uint64_t connection_ = 0;  // The one that is watched; 0: none.
+  UniqueFd socket_;          // Of the connection that is watched.
+  uint64_t connection_ = 0;  // Its number; 0: none.
+  bool is_lost_ = true;      // It has ended, or there was none.
   int64_t retry_ns_ = 0;     // When to try again to reach the broker.
-  UniqueFd names_alarm_;
-  uint64_t names_connection_ = 0;
 };
 
 }  // namespace gpushm::client

@@ -15,6 +15,7 @@
 #include "contract/annotations/keys.h"
 #include "contract/limits.h"
 #include "contract/registry/host_list.h"
+#include "platform/base/alarm.h"
 #include "platform/base/clock.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/daemon/log.h"
@@ -537,7 +538,9 @@ void Broker::Apply() {
   StateChanges();
   const std::vector<Change> changes = ledger_->TakeChanges();
   for (const Change& change : changes) ShowChange(change);
-  if (!changes.empty()) alarms_.RingNames();
+  if (!changes.empty()) {
+    for (const auto& [container, alarm] : name_alarms_) RingAlarm(alarm.get());
+  }
   for (Memory& memory : ledger_->TakeFreed()) {
     // Pooled memory is GPU memory that others wait for, so it must not queue behind what clients
     // made.

@@ -31,7 +31,6 @@
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/worker.h"
-#include "sidecar/broker/alarms.h"
 #include "sidecar/broker/broker_config.h"
 #include "sidecar/broker/child.h"
 #include "sidecar/broker/counters.h"
@@ -224,7 +223,9 @@ class Broker : private Handler {
   std::optional<Server> server_;
   std::optional<CounterBook> counters_;
   std::optional<Link> link_;
-  Alarms alarms_;
+  // They ring when the registry has changed. Each container has its own, so that none can disturb
+  // another.
+  std::map<std::string, UniqueFd> name_alarms_;
   std::set<uint64_t> announced_;                   // Clients that the plugin knows.
   std::map<uint64_t, std::vector<Block>> staged_;  // By client, for its next offer.
   Ledger::Cursor stated_;  // Position in the full state while link_ is stating it.

@@ -679,12 +679,11 @@ uint64_t Ledger::AddLease(const Client& client, const std::string& name, uint64_
 void Ledger::EndLease(std::map<uint64_t, Lease>::iterator lease, bool died) {
   const uint64_t generation = lease->second.generation;
   const Memory& memory = generations_.at(generation).memory;
-  if (memory.is_page()) {
+  if (memory.is_page() && lease->second.access == Access::kReadWrite) {
     parted_.push_back({.lease_id = lease->first,
-                       .generation = generation,
                        .died = died,
-                       .writes = lease->second.access == Access::kReadWrite,
-                       .page = memory.descriptor.get()});
+                       .page = memory.descriptor.get(),
+                       .alarm = memory.alarm.get()});
   }
   // Otherwise it is dropped with its client.
   if (!died) NoteDrop(protocol::LinkDropped::kLease, lease->first);
@@ -827,13 +826,11 @@ std::vector<Ledger::PageLeases> Ledger::Pages() const {
   return all;
 }
 
-std::optional<Ledger::LeasedPage> Ledger::FindPage(const Client& client, uint64_t lease_id) const {
+Memory* Ledger::FindPage(const Client& client, uint64_t lease_id) {
   const auto lease = leases_.find(lease_id);
-  if (lease == leases_.end() || lease->second.client.id != client.id) return std::nullopt;
-  const uint64_t generation = lease->second.generation;
-  const Memory& memory = generations_.at(generation).memory;
-  if (!memory.is_page()) return std::nullopt;
-  return LeasedPage{.generation = generation, .page = memory.descriptor.get()};
+  if (lease == leases_.end() || lease->second.client.id != client.id) return nullptr;
+  Memory& memory = generations_.at(lease->second.generation).memory;
+  return memory.is_page() ? &memory : nullptr;
 }
 
 // The content of buffers: who loads, how far the load is, and what a failed load leaves (Ledger's

@@ -63,6 +63,7 @@ struct Memory {
   uint64_t size_bytes = 0;    // As requested.
   uint64_t mapped_bytes = 0;  // Size of the whole allocation, or of all blocks.
   UniqueFd descriptor;        // For kVmm and kHost.
+  UniqueFd alarm;             // Of a page, once somebody has asked for it (docs/design/waiting.md).
   std::vector<Block> blocks;  // For kBlocks, in the order of their addresses.
   std::array<uint8_t, 64> cuipc_handle{};
   uint64_t offset = 0;
@@ -210,14 +211,14 @@ class Ledger {
   Result<const Block*> FindBlock(const Client& client, uint64_t lease_id, uint32_t index);
   // Blocks of all generations.
   size_t block_count() const { return block_count_; }
-  // Leases on pages that ended since the last call; their cells must be ended too. Call it
-  // before TakeStatements(), because a successor must not miss one.
+  // Leases that may have owned cells of pages and have ended since the last call; their cells must
+  // be ended too. Call it before TakeStatements(), because a successor must not miss one.
   struct EndedParticipant {
     uint64_t lease_id = 0;
-    uint64_t generation = 0;
     bool died = false;
-    bool writes = false;  // It may own cells.
-    int page = -1;        // Descriptor, owned by the ledger. Valid as long as that of a statement.
+    // Descriptors, owned by the ledger. Valid as long as those of a statement. -1: it has no alarm.
+    int page = -1;
+    int alarm = -1;
   };
   std::vector<EndedParticipant> TakeEndedParticipants() { return std::exchange(parted_, {}); }
   // All pages with the leases on each, for the successor of a broker that was killed before it
@@ -227,12 +228,8 @@ class Ledger {
     std::set<uint64_t> leases;
   };
   std::vector<PageLeases> Pages() const;
-  // The page of one of the client's leases; nothing if the lease is not on a page.
-  struct LeasedPage {
-    uint64_t generation = 0;
-    int page = -1;  // Descriptor, owned by the ledger.
-  };
-  std::optional<LeasedPage> FindPage(const Client& client, uint64_t lease_id) const;
+  // The page of one of the client's leases; null if the lease is not on a page.
+  Memory* FindPage(const Client& client, uint64_t lease_id);
 
   // ---- content
   Result<void> SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,

@@ -117,11 +117,7 @@ class Recorder {
       Add(Kind::kDescription, DescriptionRequest{ToNameField(name), 0});
     }
     Add(Kind::kDescription, DescriptionRequest{ToNameField("weights"), 5});
-    Add(Kind::kAlarm, AlarmRequest{0, 1, 0});
-    for (uint64_t lease = 1; lease < 4; ++lease) {
-      Add(Kind::kAlarm, AlarmRequest{lease, 2, static_cast<uint32_t>(lease % 2)});
-      Add(Kind::kAlarm, AlarmRequest{lease, 3, 0});
-    }
+    for (uint64_t lease = 0; lease < 4; ++lease) Add(Kind::kAlarm, AlarmRequest{lease});
     for (const char* name : {"made", "ready", "weights"}) {
       Add(Kind::kMakePage, MakePageRequest{ToNameField(name), 4096, 8, 0, 0});
       Add(Kind::kDelete, DeleteRequest{ToNameField(name)});

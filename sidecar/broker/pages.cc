@@ -3,12 +3,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include <array>
 #include <cerrno>
 #include <utility>
 #include <vector>
 
 #include "contract/sync/page.h"
+#include "platform/base/alarm.h"
 #include "platform/base/clock.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/daemon/log.h"
@@ -16,8 +16,6 @@
 
 namespace gpushm::broker {
 namespace {
-
-constexpr std::array kAllNews{signal::News::kOfFirst, signal::News::kOfOthers};
 
 struct MappedPage {
   Mapping mapping;
@@ -109,51 +107,48 @@ Result<void> Broker::OnMakePage(Request& request) {
   return {};
 }
 
-// The number is stored before the listener gets the alarm and looks at the page.
+// The number is stored before somebody gets the alarm and looks at the page. It is the epoch,
+// because a page has at most one alarm of each broker. It stays until the page is gone: nobody
+// keeps account of who still waits.
 Result<void> Broker::OnAlarm(Request& request) {
   const auto body = protocol::Parse<protocol::AlarmRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
-  const auto news = static_cast<signal::News>(body->news);
-  Result<Alarms::Given> alarm = alarms_.OfNames(request.client.container);
+  Memory* page = nullptr;
   if (body->lease_id != 0) {
-    const auto found = ledger_->FindPage(request.client, body->lease_id);
-    if (!found) {
+    page = ledger_->FindPage(request.client, body->lease_id);
+    if (page == nullptr) {
       return Fail(Code::kNotFound, Concat("lease ", body->lease_id,
                                           " is not one of this client's on a signal, barrier or "
                                           "ring"));
     }
-    if (body->use == static_cast<uint32_t>(protocol::AlarmUse::kRing)) {
-      alarm = alarms_.Find(found->generation, news);
-    } else {
-      const auto mapped = MapPage(found->page);
-      if (!mapped) return Fail(Code::kInvalidArgument, mapped.error().what());
-      alarm = alarms_.Listen(found->generation, news, body->lease_id);
-      if (alarm) mapped->page.alarm(news).store(alarm->number);
-    }
   }
-  if (!alarm) return std::unexpected(alarm.error());
-  server_->Reply(request.to, protocol::AlarmReply{.number = alarm->number}, alarm->descriptor);
+  UniqueFd& alarm = page != nullptr ? page->alarm : name_alarms_[request.client.container];
+  if (!alarm) {
+    Result<UniqueFd> made = MakeAlarm();
+    if (!made) return std::unexpected(made.error());
+    alarm = std::move(*made);
+  }
+  if (page != nullptr) {
+    const auto mapped = MapPage(page->descriptor.get());
+    if (!mapped) return Fail(Code::kInvalidArgument, mapped.error().what());
+    mapped->page.alarm().store(epoch_);
+  }
+  server_->Reply(request.to, protocol::AlarmReply{.number = page != nullptr ? epoch_ : 0},
+                 alarm.get());
   return {};
 }
 
 // Runs before the plugin is told, because a successor of this broker must not miss one.
 void Broker::EndParticipants() {
   for (const Ledger::EndedParticipant& ended : ledger_->TakeEndedParticipants()) {
-    std::vector<signal::News> unheard;  // Nobody waits for these any more.
-    for (const signal::News news : kAllNews) {
-      if (alarms_.ForgetLease(ended.generation, news, ended.lease_id)) unheard.push_back(news);
-    }
-    if (!ended.writes && unheard.empty()) continue;
     const auto mapped = MapPage(ended.page);
     if (!mapped) {
       LogError("page-not-mapped", {{"reason", mapped.error().ToString()}});
       continue;
     }
-    for (const signal::News news : unheard) mapped->page.alarm(news).store(0);
-    if (!ended.writes) continue;
     signal::EndCellsOf(mapped->page, ended.lease_id,
                        ended.died ? signal::CellState::kDied : signal::CellState::kLeft);
-    alarms_.Ring(ended.generation);
+    if (ended.alarm >= 0) RingAlarm(ended.alarm);
   }
 }
 
@@ -164,8 +159,8 @@ void Broker::EndForgottenParticipants() {
     const auto mapped = MapPage(kept.page);
     if (!mapped) continue;  // Its maker was killed before it wrote the page's header.
     signal::EndCellsOfOthers(mapped->page, kept.leases);
-    // The earlier broker's alarms. Those who waited for them will come here.
-    for (const signal::News news : kAllNews) mapped->page.alarm(news).store(0);
+    // The earlier broker's alarm. Those who waited for it will come here.
+    mapped->page.alarm().store(0);
   }
 }
 

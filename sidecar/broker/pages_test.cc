@@ -185,12 +185,8 @@ TEST_F(PagesTest, APageOfRubbishEndsLikeAnyOther) {
 
 // ---- alarms
 
-Result<protocol::AlarmReply> GetAlarm(RawClient* client, uint64_t lease, protocol::AlarmUse use,
-                                      signal::News news = signal::News::kOfFirst) {
-  return client->Call<protocol::AlarmReply>(
-      Kind::kAlarm, protocol::AlarmRequest{.lease_id = lease,
-                                           .use = static_cast<uint32_t>(use),
-                                           .news = static_cast<uint32_t>(news)});
+Result<protocol::AlarmReply> GetAlarm(RawClient* client, uint64_t lease) {
+  return client->Call<protocol::AlarmReply>(Kind::kAlarm, protocol::AlarmRequest{lease});
 }
 
 // An epoll instance with the alarm of the client's last reply, as a listener has it.
@@ -231,7 +227,7 @@ class AlarmsTest : public PagesTest {
     EXPECT_TRUE(attached);
     listener_lease_ = attached->lease_id;
   }
-  uint64_t Number(signal::News news) const { return page_->alarm(news).load(); }
+  uint64_t Number() const { return page_->alarm().load(); }
 
   uint64_t lease_ = 0;
   uint64_t listener_lease_ = 0;
@@ -241,15 +237,13 @@ class AlarmsTest : public PagesTest {
 };
 
 TEST_F(AlarmsTest, AListenerHearsWhoHasTheNumber) {
-  EXPECT_EQ(Number(signal::News::kOfFirst), 0U);
-  EXPECT_EQ(GetAlarm(&client_, lease_, protocol::AlarmUse::kRing).error().code(), Code::kNotFound);
-  const auto listens = GetAlarm(&other_, listener_lease_, protocol::AlarmUse::kListen);
+  EXPECT_EQ(Number(), 0U);
+  const auto listens = GetAlarm(&other_, listener_lease_);
   ASSERT_TRUE(listens) << listens.error().ToString();
   ASSERT_NE(listens->number, 0U);
-  EXPECT_EQ(Number(signal::News::kOfFirst), listens->number);
-  EXPECT_EQ(Number(signal::News::kOfOthers), 0U);
+  EXPECT_EQ(Number(), listens->number);
   const Listener listener(&other_);
-  const auto rings = GetAlarm(&client_, lease_, protocol::AlarmUse::kRing);
+  const auto rings = GetAlarm(&client_, lease_);
   ASSERT_TRUE(rings) << rings.error().ToString();
   EXPECT_EQ(rings->number, listens->number);
   EXPECT_FALSE(listener.Rings(50));
@@ -262,10 +256,10 @@ TEST_F(AlarmsTest, AListenerHearsWhoHasTheNumber) {
 
 // A listener can neither fill the alarm nor make it block.
 TEST_F(AlarmsTest, AListenerCannotHoldUpWhoRings) {
-  ASSERT_TRUE(GetAlarm(&other_, listener_lease_, protocol::AlarmUse::kListen));
+  ASSERT_TRUE(GetAlarm(&other_, listener_lease_));
   const Listener listener(&other_);
   ASSERT_EQ(fcntl(listener.alarm(), F_SETFL, 0), 0) << "clears O_NONBLOCK for all";
-  ASSERT_TRUE(GetAlarm(&client_, lease_, protocol::AlarmUse::kRing));
+  ASSERT_TRUE(GetAlarm(&client_, lease_));
   const int alarm = client_.descriptors().at(0).get();
   for (int i = 0; i < 100'000; ++i) ASSERT_TRUE(RingAlarm(alarm));
   EXPECT_TRUE(listener.Rings(kLongMs));
@@ -280,27 +274,24 @@ TEST_F(AlarmsTest, TheEndOfAParticipantRings) {
     return attached && signal::Claim(page_->cell(0), attached->lease_id, false) ? 0 : 2;
   });
   ASSERT_EQ(writer.result(), 0);
-  ASSERT_TRUE(GetAlarm(&other_, listener_lease_, protocol::AlarmUse::kListen));
+  ASSERT_TRUE(GetAlarm(&other_, listener_lease_));
   const Listener listener(&other_);
   writer.Kill();
   EXPECT_TRUE(listener.Rings(kLongMs));
   EXPECT_EQ(signal::Read(page_->cell(0)).state, signal::CellState::kDied);
 }
 
-TEST_F(AlarmsTest, TheNumberGoesWithTheLastListener) {
-  for (RawClient* const client : {&client_, &other_}) {
-    const uint64_t lease = client == &client_ ? lease_ : listener_lease_;
-    ASSERT_TRUE(GetAlarm(client, lease, protocol::AlarmUse::kListen, signal::News::kOfOthers));
-  }
-  const uint64_t number = Number(signal::News::kOfOthers);
-  ASSERT_NE(number, 0U);
+TEST_F(AlarmsTest, TheNumberStaysWhileThePageDoes) {
+  ASSERT_TRUE(GetAlarm(&other_, listener_lease_));
+  const uint64_t number = Number();
   ASSERT_TRUE(other_.Detach(listener_lease_));
-  EXPECT_EQ(Number(signal::News::kOfOthers), number);
-  ASSERT_TRUE(client_.Detach(lease_));
-  EXPECT_EQ(Number(signal::News::kOfOthers), 0U);
+  EXPECT_EQ(Number(), number) << "nobody keeps account of who still waits";
+  const auto again = GetAlarm(&client_, lease_);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->number, number);
 }
 
-// A page whose header was overwritten has no number to clear.
+// An alarm goes with its page, also if the header was overwritten.
 TEST_F(AlarmsTest, APageOfRubbishLeavesNoAlarmBehind) {
   const auto listen = [&](const std::string& name) {
     const auto made = Make(&client_, name, 4096);
@@ -308,9 +299,7 @@ TEST_F(AlarmsTest, APageOfRubbishLeavesNoAlarmBehind) {
     const auto mapping = MapSealed(client_.descriptors()[0], "page", 4096, 4096, Writers::kAll);
     ASSERT_TRUE(mapping);
     signal::Page::Make(mapping->address(), 4096, signal::Kind::kSignal, 1, 0, {});
-    for (const auto news : {signal::News::kOfFirst, signal::News::kOfOthers}) {
-      ASSERT_TRUE(GetAlarm(&client_, made->lease_id, protocol::AlarmUse::kListen, news));
-    }
+    ASSERT_TRUE(GetAlarm(&client_, made->lease_id));
     std::memset(mapping->address(), 0xff, 4096);
     ASSERT_TRUE(client_.Detach(made->lease_id));
   };
@@ -322,7 +311,7 @@ TEST_F(AlarmsTest, APageOfRubbishLeavesNoAlarmBehind) {
 }
 
 TEST_F(AlarmsTest, ChangedNamesRing) {
-  ASSERT_TRUE(GetAlarm(&other_, 0, protocol::AlarmUse::kNames));
+  ASSERT_TRUE(GetAlarm(&other_, 0));
   const Listener listener(&other_);
   EXPECT_FALSE(listener.Rings(50));
   ASSERT_TRUE(client_.Create("made", 1, protocol::kFlagAttach));
@@ -333,13 +322,12 @@ TEST_F(AlarmsTest, ALeaseOfAnotherOrOnABufferIsRefused) {
   const auto buffer = client_.Create("made", 1, protocol::kFlagAttach);
   ASSERT_TRUE(buffer);
   for (const uint64_t lease : {buffer->lease_id, listener_lease_, uint64_t{12345}}) {
-    const auto refused = GetAlarm(&client_, lease, protocol::AlarmUse::kListen);
+    const auto refused = GetAlarm(&client_, lease);
     ASSERT_FALSE(refused) << lease;
     EXPECT_EQ(refused.error().code(), Code::kNotFound) << refused.error().ToString();
   }
   std::memset(mapping_.address(), 0xff, 4096);
-  EXPECT_EQ(GetAlarm(&client_, lease_, protocol::AlarmUse::kListen).error().code(),
-            Code::kInvalidArgument);
+  EXPECT_EQ(GetAlarm(&client_, lease_).error().code(), Code::kInvalidArgument);
   EXPECT_TRUE(client_.Info());
 }
 

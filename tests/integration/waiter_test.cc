@@ -138,6 +138,34 @@ TEST_F(WaiterTest, AWriterThatWaitsForReadersWakes) {
   EXPECT_EQ(writer.Await(kSoon).value, 1) << "a dead reader must not hold up the writer";
 }
 
+// One alarm is for all participants of a page. Readers ring it for what they give back only if the
+// writer waits for that in an event loop.
+TEST_F(WaiterTest, WhatOthersReadWakesNoReader) {
+  Broker broker(run(), "64Mi");
+  Worker writer(run());
+  Worker other(run());
+  Worker server(run());
+  ASSERT_EQ(writer.Do(kPressure).status, GPUSHM_OK);
+  ASSERT_EQ(other.Do("ring read video 0").status, GPUSHM_OK);
+  ASSERT_EQ(server.Do("ring read video 0").status, GPUSHM_OK);
+  ASSERT_EQ(server.Do("waiter ring 1").status, GPUSHM_OK);
+  for (int i = 1; i <= 3; ++i) {
+    ASSERT_EQ(writer.Do(Concat("ring put ", i)).value, i);
+    ASSERT_EQ(server.Do(kSoon).value, 1);
+    ASSERT_EQ(server.Do("ring begin 0").value, i);
+    ASSERT_EQ(server.Do("ring end").status, GPUSHM_OK);
+  }
+  ASSERT_EQ(server.Do("waiter next 20").status, GPUSHM_TIMEOUT);
+  ASSERT_TRUE(server.Begin(kQuiet));
+  for (int i = 1; i <= 3; ++i) {
+    ASSERT_EQ(other.Do("ring begin 0").value, i);
+    ASSERT_EQ(other.Do("ring end").status, GPUSHM_OK);
+  }
+  const Answer quiet = server.Await(kQuiet);
+  EXPECT_EQ(quiet.status, GPUSHM_TIMEOUT);
+  EXPECT_LE(quiet.value, 1) << "only the timer that covers a lost alarm may wake it";
+}
+
 TEST_F(WaiterTest, AWriterWithAnOpenFrameWaitsForItself) {
   Broker broker(run(), "64Mi");
   Worker writer(run());

@@ -59,9 +59,9 @@ typedef struct gpushm_event {
   uint32_t reserved;
 } gpushm_event;
 
-/* Opens a waiter, with nothing to wait for yet. It uses three descriptors, one for names, and two
- * for each ring and signal. If the process has none left for those, the waiter works, but it looks
- * with a timer. gpushm_close closes it.
+/* Opens a waiter, with nothing to wait for yet. It uses four descriptors, and two for each
+ * name, ring and signal. If the process has none left for those, the waiter works, but it looks with
+ * a timer, ten times in a second. gpushm_close closes it.
  * Errors: SYSTEM (no descriptor is left). */
 GPUSHM_API gpushm_status gpushm_waiter_open(gpushm_client* client, gpushm_waiter** waiter);
 
@@ -87,9 +87,9 @@ GPUSHM_API gpushm_status gpushm_waiter_add_ring(gpushm_waiter* waiter, gpushm_ri
  * is removed.
  *
  * A value that a host sets (gpushm_signal_set) is reported at once. Nobody announces what a GPU
- * stores, so a timer looks. For a value of gpushm_signal_record, the descriptor becomes readable
- * late by at most half of the time that the stream took, and by at most 2 ms. For a value that
- * kernels store (gpushm/device.cuh), it is at most 10 ms. The streams do nothing more for it.
+ * stores (gpushm_signal_record, gpushm/device.cuh), so a timer looks. The descriptor then becomes
+ * readable late by at most half of the time that the program has waited, and by at most 2 ms. The
+ * streams do nothing more for it.
  * Errors: INVALID_ARGUMENT (of another client, value above GPUSHM_SIGNAL_MAX). */
 GPUSHM_API gpushm_status gpushm_waiter_add_signal(gpushm_waiter* waiter, gpushm_signal* signal,
                                                   uint64_t value, uint64_t tag);
