@@ -157,7 +157,6 @@ std::unique_ptr<CLI::App> MakeApp(Context* context) {
   AddMakeCommands(app.get(), context);
   AddWaitCommand(app.get(), context);
   AddDoctorCommand(app.get(), context);
-  AddBundleCommand(app.get(), context);
   AddCompletionCommand(app.get(), context);
   // Global options may also follow the command.
   for (CLI::App* command : app->get_subcommands([](const CLI::App*) { return true; })) {

@@ -46,7 +46,6 @@ void AddTransferCommands(CLI::App* app, Context* context);   // load, save
 void AddGpuCommands(CLI::App* app, Context* context);        // gpu ls, gpu drain, gpu undrain
 void AddClaimCommand(CLI::App* app, Context* context);       // claim
 void AddDoctorCommand(CLI::App* app, Context* context);      // doctor
-void AddBundleCommand(CLI::App* app, Context* context);      // support-bundle
 void AddCompletionCommand(CLI::App* app, Context* context);  // completion
 
 // What a command that prints `text` and has then succeeded returns.

@@ -63,7 +63,7 @@ Result<void> SendAll(int fd, std::string_view text, const Deadline& deadline) {
   return {};
 }
 
-Result<std::string> ReceiveAll(int fd, const Deadline& deadline, size_t max_bytes) {
+Result<std::string> ReceiveAll(int fd, const Deadline& deadline) {
   std::string answer;
   std::array<char, 1 << 16> part;
   for (;;) {
@@ -72,23 +72,23 @@ Result<std::string> ReceiveAll(int fd, const Deadline& deadline, size_t max_byte
     if (received < 0 && errno != EAGAIN && errno != EINTR) return FailSystem(errno, "recv");
     if (received == 0) return answer;
     if (received > 0) answer.append(part.data(), static_cast<size_t>(received));
-    if (answer.size() > max_bytes) {
+    if (answer.size() > kMaxAnswerBytes) {
       return Fail(Code::kCorrupt,
                   Concat("the server's answer is too long: ", answer.size(),
-                         " bytes so far; the limit is ", max_bytes),
+                         " bytes so far; the limit is ", kMaxAnswerBytes),
                   "check that this is the plugin's port");
     }
   }
 }
 
 Result<std::string> Exchange(const addrinfo& address, std::string_view request,
-                             const Deadline& deadline, size_t max_bytes) {
+                             const Deadline& deadline) {
   const Result<UniqueFd> fd = Connect(address, deadline);
   if (!fd) return std::unexpected(fd.error());
   if (auto sent = SendAll(fd->get(), request, deadline); !sent) {
     return std::unexpected(sent.error());
   }
-  return ReceiveAll(fd->get(), deadline, max_bytes);
+  return ReceiveAll(fd->get(), deadline);
 }
 
 // The value of a header line; "" if there is no such line.
@@ -151,8 +151,8 @@ Result<std::string> BodyOf(std::string_view answer) {
   return std::string(body);
 }
 
-Result<std::string> HttpGet(const Address& address, std::string_view path, const Deadline& deadline,
-                            size_t max_bytes) {
+Result<std::string> HttpGet(const Address& address, std::string_view path,
+                            const Deadline& deadline) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
@@ -169,7 +169,7 @@ Result<std::string> HttpGet(const Address& address, std::string_view path, const
   const std::string where = Concat(v6 ? "[" : "", address.host, v6 ? "]" : "", ":", address.port);
   const std::string request =
       Concat("GET ", path, " HTTP/1.0\r\nHost: ", where, "\r\nAccept: application/json\r\n\r\n");
-  const Result<std::string> answer = Exchange(*addresses, request, deadline, max_bytes);
+  const Result<std::string> answer = Exchange(*addresses, request, deadline);
   if (answer) {
     auto body = BodyOf(*answer);
     if (!body) return std::unexpected(body.error().WithContext(where));

@@ -26,9 +26,9 @@ struct Address {
 Result<Address> ParseAddress(std::string_view text);
 
 // The body of a 200 answer; otherwise UNAVAILABLE, TIMEOUT or CORRUPT with what came instead. It
-// uses HTTP/1.0, so that the body ends with the connection. `max_bytes`: of the whole answer.
-Result<std::string> HttpGet(const Address& address, std::string_view path, const Deadline& deadline,
-                            size_t max_bytes = kMaxAnswerBytes);
+// uses HTTP/1.0, so that the body ends with the connection.
+Result<std::string> HttpGet(const Address& address, std::string_view path,
+                            const Deadline& deadline);
 
 // Extracts the body from everything that a server sent. Pure.
 Result<std::string> BodyOf(std::string_view answer);

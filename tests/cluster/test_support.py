@@ -1,10 +1,10 @@
 """deploy/support-bundle, as an operator runs it: what is in the archive, and that no secret is."""
 
 import base64
-import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -17,7 +17,7 @@ from settings import NODE_NAME
 
 
 def support_bundle(cluster, *words):
-    """{path: bytes} of the archive; of the archives in it as well, below the archive's path."""
+    """{path: text} of the archive."""
     with tempfile.TemporaryDirectory() as folder:
         archive = pathlib.Path(folder) / "bundle.tar.gz"
         cluster.enter_network()
@@ -26,20 +26,9 @@ def support_bundle(cluster, *words):
                               timeout=200, check=False)
         assert done.returncode == 0, done.stderr
         assert archive.stat().st_mode & 0o777 == 0o600
-        return unpacked(archive.read_bytes(), "")
-
-
-def unpacked(archive, prefix):
-    files = {}
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        for member in tar:
-            if not member.isfile():
-                continue
-            name, content = prefix + member.name, tar.extractfile(member).read()
-            files[name] = content
-            if name.endswith(".tar"):
-                files |= unpacked(content, name + "/")
-    return {name.removeprefix("gpushm-support/"): content for name, content in files.items()}
+        with tarfile.open(archive) as tar:
+            return {member.name.removeprefix("gpushm-support/"):
+                    tar.extractfile(member).read().decode(errors="replace") for member in tar}
 
 
 class SupportBundleTest(ChartCase):
@@ -53,7 +42,7 @@ class SupportBundleTest(ChartCase):
                 texts += [value[40:120] for value in secret.get("data", {}).values()
                           if len(value) > 120]
         texts += [base64.b64encode(SECRET.encode()).decode()[:18]]
-        return [text.encode() for text in texts]
+        return texts
 
     @installed_with(MORE_VALUES)
     def test_it_has_all_parts_and_no_secret(self):
@@ -76,43 +65,53 @@ class SupportBundleTest(ChartCase):
         for name, content in files.items():
             for text in self.secrets():
                 self.assertNotIn(text, content, name)
-            if name.endswith(".json"):
-                json.loads(content)
-        text = {name: content.decode(errors="replace") for name, content in files.items()}
-        index = text["index.txt"]
-        self.assertNotIn("\nmissing", index)
-        self.assertIn("Server Version: v", text["cluster/version.txt"])
+        self.assertNotIn("missing", files["index.txt"])
+        parts = {name: json.loads(text) for name, text in files.items() if name.endswith(".json")}
+        self.assertRegex(parts["cluster/version.json"]["serverVersion"]["gitVersion"], "^v")
 
-        self.assertIn("DaemonSet gpushm-plugin", text["gpushm/workloads.txt"])
-        self.assertIn("variable API_TOKEN\n", text["gpushm/workloads.txt"])
-        self.assertIn("state-folder: /var/lib/gpushm", text["gpushm/plugin.yaml"])
-        self.assertIn("simulated: true", text["gpushm/values.yaml"])
-        self.assertIn("failurePolicy Fail", text["gpushm/webhooks.txt"])
-        self.assertRegex(text["gpushm/events.txt"], r"Created Pod/gpushm-")
+        workloads = {one["metadata"]["name"]: one["spec"]["template"]["spec"]["containers"][0]
+                     for one in parts["gpushm/workloads.json"]["items"]}
+        self.assertIn("gpushm-plugin", workloads)
+        self.assertEqual(workloads["gpushm-injector"]["env"], ["API_TOKEN"])
+        self.assertIn("--unit=1Gi", workloads["gpushm-injector"]["args"])
+        self.assertEqual(parts["gpushm/plugin.json"]["state-folder"], "/var/lib/gpushm")
+        self.assertEqual(parts["gpushm/plugin.json"]["unit"], "1Gi")
+        self.assertIn('"failurePolicy": "Fail"', files["gpushm/webhooks.json"])
+        self.assertIn('"reason": "Created"', files["gpushm/events.json"])
         for injector in self.injectors():
-            self.assertIn(" info ", text[f"gpushm/{injector}.log"])
-            self.assertIn("gpushm_", text[f"gpushm/{injector}.metrics.txt"])
+            self.assertIn(" info ", files[f"gpushm/{injector}.injector.log"])
 
         node = f"nodes/{NODE_NAME}/"
-        self.assertIn("allocatable gpushm.io/memory ", text[node + "node.txt"])
-        self.assertIn(f"{self.namespace}/other gpushm gpushm.io/memory 1", text[node + "use.txt"])
-        plugin = next(name for name in files if name.startswith(node) and name.endswith(".tar"))
-        self.assertIn(" info ready ", text[plugin.removesuffix(".tar") + ".log"])
-        status = json.loads(text[plugin + "/plugin/status.json"])
+        self.assertIn("gpushm.io/memory", parts[node + "node.json"]["status"]["allocatable"])
+        plugin = next(name for name in files if re.fullmatch(f"{node}.*\\.plugin\\.log", name))
+        self.assertIn(" info ready ", files[plugin])
+        status = parts[plugin.removesuffix(".plugin.log") + ".status.json"]
         self.assertIn("named", {p["pod"] for g in status["gpus"] for p in g["pools"]})
-        self.assertIn("gpushm_", text[plugin + "/plugin/metrics.txt"])
-        self.assertIn("unit: 1Gi", text[plugin + "/plugin/config.yaml"])
-        self.assertIn("gpushm.io-memory-", text[plugin + "/plugin/cdi.json"])
 
         of_pod = f"pods/{self.namespace}/named/"
-        self.assertIn('annotation buffers.gpushm.io/weights "4Mi"', text[of_pod + "pod.txt"])
-        self.assertRegex(text[of_pod + "events.txt"], "Unhealthy .*message left out")
-        self.assertIn(" info ready ", text[of_pod + "gpushm.log"])
-        for container_name in ("gpushm", "a", "b"):
-            archive = f"{of_pod}{container_name}.tar/"
-            self.assertIn('"name": "weights"', text[archive + "buffers.json"])
-            self.assertIn('"checks"', text[archive + "doctor.json"])
+        annotations = parts[of_pod + "pod.json"]["metadata"]["annotations"]
+        self.assertEqual(annotations["buffers.gpushm.io/weights"], "4Mi")
+        unhealthy = [one["message"] for one in parts[of_pod + "events.json"]["items"]
+                     if one["reason"] == "Unhealthy"]
+        self.assertIn("(left out)", unhealthy)
+        self.assertIn(" info ready ", files[of_pod + "named.gpushm.log"])
+        for name in ("a", "b"):
+            self.assertIn('"name": "weights"', files[f"{of_pod}{name}.ls.json"])
+            self.assertEqual(parts[f"{of_pod}{name}.stat.json"]["container"], name)
+            self.assertIn("checks", parts[f"{of_pod}{name}.doctor.json"])
         self.assertFalse([name for name in files if "other" in name])
+
+    def test_of_a_configuration_only_known_keys_are_taken(self):
+        """Goal: what the real kubectl makes of each form in which YAML has a key and a value."""
+        text = (ROOT / "tests/support/plugin.yaml").read_text()
+        labels = {"app.kubernetes.io/part-of": "gpushm", "app.kubernetes.io/component": "plugin"}
+        self.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {
+            "name": "plugin", "labels": labels}, "data": {"plugin.yaml": text}})
+        files = support_bundle(self.cluster, "--namespace", self.namespace)
+        self.assertNotIn("hunter2", files["gpushm/plugin.json"])
+        kept = json.loads(files["gpushm/plugin.json"])
+        self.assertEqual(kept["health"], {"recheck-ms": 5000})
+        self.assertEqual(kept["log"], {"level": "info", "format": "json", "address": "(left out)"})
 
     def test_a_command_that_cannot_start_is_left_out(self):
         """Goal: the runtime's message of it, which repeats the command, is not taken whole."""
@@ -120,9 +119,10 @@ class SupportBundleTest(ChartCase):
         self.wait_event("refused", f"run {SECRET}")
         files = support_bundle(self.cluster, "--pod", f"{self.namespace}/refused")
         for name, content in files.items():
-            self.assertNotIn(SECRET.encode(), content, name)
-        self.assertRegex(files[f"pods/{self.namespace}/refused/events.txt"].decode(),
-                         r" Failed .*(exec:|executable file) \(left out\)")
+            self.assertNotIn(SECRET, content, name)
+        events = json.loads(files[f"pods/{self.namespace}/refused/events.json"])["items"]
+        self.assertEqual({one["message"] for one in events if one["reason"] == "Failed"},
+                         {"(left out)"})
 
     def test_it_says_what_it_cannot_do(self):
         def run(*words, **environment):
@@ -145,4 +145,4 @@ class SupportBundleTest(ChartCase):
             self.assertEqual(run("--bogus", "x").returncode, 2)
             # A node that is not there, and a namespace without gpushm: it says so, and goes on.
             files = support_bundle(self.cluster, "--node", "nobody", "--namespace", "default")
-            self.assertRegex(files["index.txt"].decode(), "missing +nodes/nobody/node.txt")
+            self.assertIn("missing nodes/nobody/node.json", files["index.txt"])
