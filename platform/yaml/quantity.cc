@@ -1,7 +1,7 @@
 #include "platform/yaml/quantity.h"
 
+#include <algorithm>
 #include <array>
-#include <limits>
 #include <optional>
 
 #include "platform/base/status.h"
@@ -10,33 +10,21 @@
 namespace gpushm::config {
 namespace {
 
-struct Suffix {
-  std::string_view text;
-  int two;  // The value is 2^two x 10^ten.
-  int ten;
-};
-constexpr std::array<Suffix, 16> kSuffixes = {{{"", 0, 0},
-                                               {"Ki", 10, 0},
-                                               {"Mi", 20, 0},
-                                               {"Gi", 30, 0},
-                                               {"Ti", 40, 0},
-                                               {"Pi", 50, 0},
-                                               {"Ei", 60, 0},
-                                               {"k", 0, 3},
-                                               {"M", 0, 6},
-                                               {"G", 0, 9},
-                                               {"T", 0, 12},
-                                               {"P", 0, 15},
-                                               {"E", 0, 18},
-                                               {"m", 0, -3},
-                                               {"u", 0, -6},
-                                               {"n", 0, -9}}};
+// GCC's and clang's: 38 decimal digits.
+__extension__ using Wide = unsigned __int128;
 
-// digits x 10^ten x 2^two. The digits have neither leading nor trailing zeros; no digits mean zero.
-struct Decimal {
-  std::string digits;
-  int64_t ten = 0;
+// 2^two x 10^ten
+struct Scale {
   int two = 0;
+  int ten = 0;
+};
+
+// rest x 2^twos x 5^fives, where neither 2 nor 5 divides the rest: one form for each value.
+struct Value {
+  Wide rest = 0;
+  int64_t twos = 0;
+  int64_t fives = 0;
+  bool operator==(const Value&) const = default;
 };
 
 struct Parts {
@@ -45,13 +33,10 @@ struct Parts {
   std::string_view suffix;
 };
 
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-
 std::string_view TakeDigits(std::string_view& text) {
-  size_t n = 0;
-  while (n < text.size() && IsDigit(text[n])) ++n;
-  const std::string_view digits = text.substr(0, n);
-  text.remove_prefix(n);
+  const size_t size = std::min(text.find_first_not_of("0123456789"), text.size());
+  const std::string_view digits = text.substr(0, size);
+  text.remove_prefix(size);
   return digits;
 }
 
@@ -75,93 +60,60 @@ std::optional<int> Exponent(std::string_view suffix) {
   suffix.remove_prefix(1);
   const bool negative = suffix[0] == '-';
   if (negative || suffix[0] == '+') suffix.remove_prefix(1);
-  std::string_view rest = suffix;
-  const std::string_view digits = TakeDigits(rest);
-  if (digits.empty() || !rest.empty()) return std::nullopt;
+  const std::string_view digits = TakeDigits(suffix);
+  if (digits.empty() || !suffix.empty()) return std::nullopt;
   int value = 0;
   for (const char c : digits) value = value > 100'000 ? value : value * 10 + (c - '0');
   return negative ? -value : value;
 }
 
-std::optional<Suffix> FindSuffix(std::string_view text) {
-  for (const Suffix& suffix : kSuffixes) {
-    if (suffix.text == text) return suffix;
+std::optional<Scale> ScaleOf(std::string_view suffix) {
+  constexpr std::string_view kLarge = "kMGTPE";
+  constexpr std::string_view kSmall = "mun";
+  if (suffix.empty()) return Scale{};
+  if (suffix.size() == 1) {
+    if (const size_t at = kLarge.find(suffix); at < kLarge.size()) {
+      return Scale{.ten = 3 * (static_cast<int>(at) + 1)};
+    }
+    if (const size_t at = kSmall.find(suffix); at < kSmall.size()) {
+      return Scale{.ten = -3 * (static_cast<int>(at) + 1)};
+    }
   }
-  if (const std::optional<int> exponent = Exponent(text)) return Suffix{text, 0, *exponent};
+  if (suffix.size() == 2 && suffix[1] == 'i') {
+    const size_t at = suffix[0] == 'K' ? 0 : kLarge.find(suffix[0], 1);
+    if (at < kLarge.size()) return Scale{.two = 10 * (static_cast<int>(at) + 1)};
+  }
+  if (const std::optional<int> exponent = Exponent(suffix)) return Scale{.ten = *exponent};
   return std::nullopt;
 }
 
-void TakeTens(Decimal& value) {
-  while (value.digits.ends_with('0')) {
-    value.digits.pop_back();
-    ++value.ten;
-  }
+int64_t TakeFactors(Wide& number, int factor) {
+  int64_t count = 0;
+  for (; number % factor == 0; ++count) number /= factor;
+  return count;
 }
 
-Decimal Normalize(const Parts& parts, const Suffix& suffix) {
-  Decimal value{std::string(parts.whole) + std::string(parts.fraction),
-                -static_cast<int64_t>(parts.fraction.size()) + suffix.ten, suffix.two};
-  value.digits.erase(0, value.digits.find_first_not_of('0'));
-  TakeTens(value);
-  return value;
-}
-
-// Divides a decimal text by five. Returns false if there is a remainder.
-bool DivideByFive(std::string& digits) {
-  int rest = 0;
-  for (char& c : digits) {
-    const int part = rest * 10 + (c - '0');
-    c = static_cast<char>('0' + part / 5);
-    rest = part % 5;
-  }
-  digits.erase(0, digits.find_first_not_of('0'));
-  return rest == 0;
-}
-
-void Double(std::string& digits) {
-  int carry = 0;
-  for (size_t i = digits.size(); i-- > 0;) {
-    const int twice = 2 * (digits[i] - '0') + carry;
-    digits[i] = static_cast<char>('0' + twice % 10);
-    carry = twice / 10;
-  }
-  if (carry != 0) digits.insert(digits.begin(), '1');
-}
-
-enum class Outcome { kExact, kNotWhole, kTooLarge };
-
-Outcome Multiply(uint64_t& value, uint64_t factor, int64_t times) {
-  for (int64_t i = 0; i < times; ++i) {
-    if (value > std::numeric_limits<uint64_t>::max() / factor) return Outcome::kTooLarge;
-    value *= factor;
-  }
-  return Outcome::kExact;
-}
-
-// Exact. For a negative power of ten, the digits, which do not end in zero, must be divisible by as
-// many fives. The quotient is odd, so all the twos have to come from the suffix.
-Outcome Evaluate(Decimal decimal, uint64_t& value) {
-  value = 0;
-  if (decimal.digits.empty()) return Outcome::kExact;
-  if (decimal.ten < 0) {
-    // Digits that end in 5 are odd, so each factor of two in the tens must come from the suffix.
-    const int64_t tens = -decimal.ten;
-    if (tens > decimal.two) return Outcome::kNotWhole;
-    for (int64_t i = 0; i < tens; ++i) {
-      if (!DivideByFive(decimal.digits)) return Outcome::kNotWhole;
+// nullopt if there are more digits, besides zeros at both ends, than Wide has.
+std::optional<Value> ValueOf(const Parts& parts, Scale scale) {
+  Wide number = 0;
+  int64_t zeros = 0;  // Since the last other digit.
+  for (const std::string_view digits : {parts.whole, parts.fraction}) {
+    for (const char c : digits) {
+      ++zeros;
+      if (c == '0') continue;
+      for (; zeros > 0; --zeros) {
+        if (__builtin_mul_overflow(number, Wide{10}, &number)) return std::nullopt;
+      }
+      if (__builtin_add_overflow(number, Wide(c - '0'), &number)) return std::nullopt;
     }
-    decimal.two -= static_cast<int>(tens);
-    decimal.ten = 0;
   }
-  if (decimal.digits.size() > 20) return Outcome::kTooLarge;
-  for (const char c : decimal.digits) {
-    const auto digit = static_cast<uint64_t>(c - '0');
-    if (Multiply(value, 10, 1) != Outcome::kExact) return Outcome::kTooLarge;
-    if (value > std::numeric_limits<uint64_t>::max() - digit) return Outcome::kTooLarge;
-    value += digit;
-  }
-  if (Multiply(value, 10, decimal.ten) != Outcome::kExact) return Outcome::kTooLarge;
-  return Multiply(value, 2, decimal.two);
+  if (number == 0) return Value{};
+  const int64_t ten = scale.ten + zeros - static_cast<int64_t>(parts.fraction.size());
+  Value value;
+  value.twos = TakeFactors(number, 2) + ten + scale.two;
+  value.fives = TakeFactors(number, 5) + ten;
+  value.rest = number;
+  return value;
 }
 
 // What the user most likely meant by an unknown suffix: "8GB" -> 8Gi or 8G.
@@ -186,76 +138,58 @@ std::unexpected<std::string> Refuse(std::string_view text, std::string_view why)
 }
 
 struct Read {
-  Parts parts;
-  Suffix suffix;
+  Value value;
+  std::string_view suffix;
 };
 
-std::expected<Read, std::string> ReadText(std::string_view text, std::string_view help) {
+// `ten`: the value is 10^ten times what the text says.
+std::expected<Read, std::string> ReadText(std::string_view text, std::string_view help, int ten) {
   if (text.empty()) return std::unexpected(Concat("is empty (", help, ")"));
   if (text.starts_with('-') && Split(text.substr(1))) return Refuse(text, "is negative");
   const std::optional<Parts> parts = Split(text);
   if (!parts) return Refuse(text, Concat("is not a quantity (", help, ")"));
-  const std::optional<Suffix> suffix = FindSuffix(parts->suffix);
-  if (!suffix) return Refuse(text, Concat("is not a quantity (", SuffixHint(*parts), ")"));
-  return Read{*parts, *suffix};
+  std::optional<Scale> scale = ScaleOf(parts->suffix);
+  if (!scale) return Refuse(text, Concat("is not a quantity (", SuffixHint(*parts), ")"));
+  scale->ten += ten;
+  const std::optional<Value> value = ValueOf(*parts, *scale);
+  if (!value) return Refuse(text, "has too many digits; at most 38");
+  return Read{*value, parts->suffix};
+}
+
+std::expected<uint64_t, std::string> Evaluate(std::string_view text, const Value& value,
+                                              uint64_t most, std::string_view not_whole,
+                                              std::string_view most_text) {
+  if (value.twos < 0 || value.fives < 0) return Refuse(text, not_whole);
+  Wide number = value.rest;
+  for (int64_t i = 0; i < value.fives && number <= most; ++i) number *= 5;
+  for (int64_t i = 0; i < value.twos && number <= most; ++i) number *= 2;
+  if (number > most) return Refuse(text, Concat("is too large; at most ", most_text));
+  return static_cast<uint64_t>(number);
 }
 
 }  // namespace
 
 std::expected<uint64_t, std::string> ParseBytes(std::string_view text) {
-  const auto read = ReadText(text, "write, for example, 8Gi or 8G");
+  const auto read = ReadText(text, "write, for example, 8Gi or 8G", 0);
   if (!read) return std::unexpected(read.error());
-  const std::string_view unit = read->suffix.text;
-  if (unit == "m" || unit == "u" || unit == "n") {
+  if (read->suffix == "m" || read->suffix == "u" || read->suffix == "n") {
     return Refuse(text, "has a suffix for fractions of a byte (write Mi or M for millions)");
   }
-  uint64_t bytes = 0;
-  switch (Evaluate(Normalize(read->parts, read->suffix), bytes)) {
-    case Outcome::kNotWhole:
-      return Refuse(text, "is not a whole number of bytes");
-    case Outcome::kExact:
-      if (bytes <= kMostBytes) return bytes;
-      break;
-    case Outcome::kTooLarge:
-      break;
-  }
-  return Refuse(text, Concat("is too large; at most ", FormatBytes(kMostBytes)));
+  return Evaluate(text, read->value, kMostBytes, "is not a whole number of bytes",
+                  FormatBytes(kMostBytes));
 }
 
 std::expected<uint64_t, std::string> ParseMilliCpus(std::string_view text) {
-  auto read = ReadText(text, "write, for example, 250m or 0.25");
+  const auto read = ReadText(text, "write, for example, 250m or 0.25", 3);
   if (!read) return std::unexpected(read.error());
-  read->suffix.ten += 3;
-  uint64_t millis = 0;
-  switch (Evaluate(Normalize(read->parts, read->suffix), millis)) {
-    case Outcome::kNotWhole:
-      return Refuse(text, "is finer than a thousandth of a CPU");
-    case Outcome::kExact:
-      if (millis <= 1'000'000) return millis;
-      break;
-    case Outcome::kTooLarge:
-      break;
-  }
-  return Refuse(text, "is too large; at most 1000 CPUs");
+  return Evaluate(text, read->value, 1'000'000, "is finer than a thousandth of a CPU", "1000 CPUs");
 }
 
 bool IsSameQuantity(std::string_view one, std::string_view other) {
-  constexpr size_t kComparedBytes = 64;
   if (one == other) return true;
-  if (one.size() > kComparedBytes || other.size() > kComparedBytes) return false;
-  // Digits without a suffix of twos and without trailing zeros are unique for each value.
-  const auto read = [](std::string_view text) -> std::optional<Decimal> {
-    const auto found = ReadText(text, "");
-    if (!found) return std::nullopt;
-    Decimal value = Normalize(found->parts, found->suffix);
-    for (; value.two > 0; --value.two) Double(value.digits);
-    TakeTens(value);
-    return value;
-  };
-  const std::optional<Decimal> first = read(one);
-  const std::optional<Decimal> second = read(other);
-  if (!first || !second || first->digits != second->digits) return false;
-  return first->digits.empty() || first->ten == second->ten;
+  const auto first = ReadText(one, "", 0);
+  const auto second = ReadText(other, "", 0);
+  return first && second && first->value == second->value;
 }
 
 std::string FormatBytes(uint64_t bytes) {

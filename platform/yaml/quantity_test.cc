@@ -63,6 +63,20 @@ TEST(QuantityTest, Cpus) {
   EXPECT_FALSE(ParseMilliCpus(""));
 }
 
+TEST(QuantityTest, HasAtMost38Digits) {
+  const std::string zeros(1000, '0');
+  EXPECT_EQ(ParseBytes(zeros + "1." + zeros + "Ki"), 1024U);
+  EXPECT_EQ(ParseBytes("0." + zeros + "1e1001"), 1U);
+  EXPECT_NE(ParseBytes("1" + zeros).error().find("too large"), std::string::npos);
+  const std::string nines(38, '9');
+  EXPECT_NE(ParseBytes(nines).error().find("too large"), std::string::npos);
+  EXPECT_NE(ParseBytes("0." + nines).error().find("whole"), std::string::npos);
+  EXPECT_NE(ParseBytes(nines + "9").error().find("at most 38"), std::string::npos);
+  EXPECT_TRUE(IsSameQuantity(nines + "k", nines + "000.0"));
+  EXPECT_FALSE(IsSameQuantity(nines, nines + "." + nines));
+  EXPECT_TRUE(IsSameQuantity(nines + "9", nines + "9"));
+}
+
 TEST(QuantityTest, FormattedTextParsesBack) {
   std::mt19937_64 random(7);
   for (int i = 0; i < 20000; ++i) {
