@@ -141,6 +141,7 @@ class LinkServer {
   // counts each; with `sockets` also logs sockets that do, which nothing can end.
   void AbortHeldUp(int64_t held_ms, bool sockets);
   LinkView Look();
+  const Kept& kept() const { return kept_; }
   // Physical bytes of the kept buffers on the GPU of that number.
   uint64_t kept_bytes(size_t gpu) const;
   // Processes of other pods that share the claim, which hold leases and have not ended.

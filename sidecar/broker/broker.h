@@ -86,6 +86,10 @@ class Broker : private Handler {
 
   // Whether the broker stopped the loop because it cannot continue and must be restarted.
   bool failed() const { return failed_; }
+  // For the simulation, once it is ready.
+  uint64_t epoch() const { return epoch_; }
+  const Ledger& ledger() const { return *ledger_; }
+  bool has_stated_all() const { return link_->has_stated_all(); }
 
  private:
   Broker(EventLoop* loop, BrokerOptions options);

@@ -97,6 +97,8 @@ class Link {
   void State(const Statement& statement);
   // Whether part of the full state has not been stated yet.
   bool is_stating() const { return stating_; }
+  // Whether the plugin has, or has in its socket, all that was to be stated so far.
+  bool has_stated_all() const { return phase_ == Phase::kUp && !stating_ && queue_.empty(); }
 
  private:
   enum class Phase { kDown, kGreeting, kUp };

@@ -143,36 +143,43 @@ struct Line {
   std::string text;
   uint32_t state = 0;  // For a buffer.
 };
+inline Line LineOf(const protocol::LinkBuffer& b) {
+  return {Concat("buffer ", b.name.data(), " of ", b.creator.data(), " declared ", b.declared,
+                 " flags ", b.flags, " exit ", b.on_writer_exit, " current ", b.current,
+                 " pending ", b.pending, " loaded ", b.loaded_bytes),
+          b.state};
+}
+inline Line LineOf(const protocol::LinkGeneration& g) {
+  uint64_t tag = 0;
+  std::memcpy(&tag, g.cuipc_handle.data(), sizeof tag);
+  return {Concat("generation ", g.generation, " of ", g.name.data(), " bytes ", g.size_bytes, '/',
+                 g.mapped_bytes, " transport ", g.transport, " pooled ", g.pooled, " publisher ",
+                 g.publisher_client, " offerer ", g.offerer_client, " pid ", g.offerer_pid, " at ",
+                 g.created_unix_ns, " tag ", tag, " blocks ", g.blocks, " from ", g.offset)};
+}
+inline Line LineOf(const protocol::LinkBlock& k) {
+  return {Concat("block ", k.index, " of ", k.generation, ' ', k.mapped_bytes)};
+}
+inline Line LineOf(const protocol::LinkContent& c) {
+  return {Concat("content of ", c.generation, ' ', c.content_bytes)};
+}
+inline Line LineOf(const protocol::LinkDescription& d) {
+  return {Concat("description of ", d.generation, ' ', d.size_bytes)};
+}
+inline Line LineOf(const protocol::LinkLease& l) {
+  return {Concat("lease ", l.lease_id, " of ", l.client_id, " on ", l.generation, " access ",
+                 l.access, " since ", l.since_unix_ns)};
+}
 inline std::vector<Line> LinesOf(const Ledger& ledger) {
   std::vector<Line> lines;
   Ledger::Cursor cursor;
   while (const auto next = ledger.Next(&cursor)) {
-    const Statement& statement = *next;
-    Ledger::Advance(&cursor, statement);
-    if (const auto* b = std::get_if<protocol::LinkBuffer>(&statement.body)) {
-      lines.push_back(
-          {Concat("buffer ", b->name.data(), " of ", b->creator.data(), " declared ", b->declared,
-                  " flags ", b->flags, " exit ", b->on_writer_exit, " current ", b->current,
-                  " pending ", b->pending, " loaded ", b->loaded_bytes),
-           b->state});
-    } else if (const auto* g = std::get_if<protocol::LinkGeneration>(&statement.body)) {
-      uint64_t tag = 0;
-      std::memcpy(&tag, g->cuipc_handle.data(), sizeof tag);
-      lines.push_back({Concat(
-          "generation ", g->generation, " of ", g->name.data(), " bytes ", g->size_bytes, '/',
-          g->mapped_bytes, " transport ", g->transport, " pooled ", g->pooled, " publisher ",
-          g->publisher_client, " offerer ", g->offerer_client, " pid ", g->offerer_pid, " at ",
-          g->created_unix_ns, " tag ", tag, " blocks ", g->blocks, " from ", g->offset)});
-    } else if (const auto* k = std::get_if<protocol::LinkBlock>(&statement.body)) {
-      lines.push_back({Concat("block ", k->index, " of ", k->generation, ' ', k->mapped_bytes)});
-    } else if (const auto* c = std::get_if<protocol::LinkContent>(&statement.body)) {
-      lines.push_back({Concat("content of ", c->generation, ' ', c->content_bytes)});
-    } else if (const auto* d = std::get_if<protocol::LinkDescription>(&statement.body)) {
-      lines.push_back({Concat("description of ", d->generation, ' ', d->size_bytes)});
-    } else if (const auto* l = std::get_if<protocol::LinkLease>(&statement.body)) {
-      lines.push_back({Concat("lease ", l->lease_id, " of ", l->client_id, " on ", l->generation,
-                              " access ", l->access, " since ", l->since_unix_ns)});
-    }
+    Ledger::Advance(&cursor, *next);
+    std::visit(
+        [&lines]<typename Body>(const Body& body) {
+          if constexpr (requires { LineOf(body); }) lines.push_back(LineOf(body));
+        },
+        next->body);
   }
   return lines;
 }
