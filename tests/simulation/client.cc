@@ -103,10 +103,7 @@ Result<Reply> Client::Ask(Kind kind, const Request& request, std::vector<UniqueF
   call.descriptors = descriptors;
   call.grants_lease = received != nullptr && kind != Kind::kHello;
   Result<Reply> reply = session_->Ask<Reply>(*lock, kind, request, deadline, call);
-  const client::Peer& peer = session_->peer(*lock);
-  id_ = peer.client_id;
-  epoch_ = peer.epoch;
-  serial_ = peer.serial;
+  NotePeer(*lock);
   if (!reply) {
     pod_->CountFailure();
     Check(kind, reply.error());
@@ -330,6 +327,14 @@ void Client::List() {
 
 // ---- connections
 
+void Client::NotePeer(const SessionLock& lock) {
+  const client::Peer& peer = session_->peer(lock);
+  id_ = peer.client_id;
+  ids_.insert(id_);
+  epoch_ = peer.epoch;
+  serial_ = peer.serial;
+}
+
 std::optional<std::set<uint64_t>> Client::AskLeases(const SessionLock& lock,
                                                     const Deadline& deadline) {
   std::set<uint64_t> leases;
@@ -354,9 +359,7 @@ std::optional<std::set<uint64_t>> Client::AskLeases(const SessionLock& lock,
 // As the library does it: what the broker has and this process does not know is given back.
 void Client::Reconnected(const SessionLock& lock, const client::Return& how,
                          const Deadline& deadline) {
-  id_ = session_->peer(lock).client_id;
-  epoch_ = session_->peer(lock).epoch;
-  serial_ = session_->peer(lock).serial;
+  NotePeer(lock);
   if (!how.resumed) {
     for (const auto& [id, held] : held_) {
       if (!held.sure || held.leaving) continue;

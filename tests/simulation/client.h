@@ -43,6 +43,8 @@ class Client final : public client::SessionObserver {
   bool alive() const { return !process_->ended; }
   // 0 while it has never been connected.
   uint64_t id() const { return id_; }
+  // Whether it was that client of some broker.
+  bool WasOnce(uint64_t id) const { return ids_.contains(id); }
   std::map<uint64_t, Held>& held() { return held_; }
   bool waits() const { return waits_; }
 
@@ -80,6 +82,7 @@ class Client final : public client::SessionObserver {
   // A lease that is not about to end; 0: it has none.
   uint64_t PickLease(bool writes = false);
   void Forget(uint64_t lease);
+  void NotePeer(const client::SessionLock& lock);
 
   World* const world_;
   Pod* const pod_;
@@ -88,6 +91,7 @@ class Client final : public client::SessionObserver {
   // Its process's own, which takes it along when it is killed: its descriptors mean nothing here.
   client::Session* session_ = nullptr;
   uint64_t id_ = 0;
+  std::set<uint64_t> ids_;
   uint64_t epoch_ = 0;
   uint64_t serial_ = 0;
   bool waits_ = false;

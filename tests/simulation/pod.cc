@@ -1,6 +1,8 @@
 #include "tests/simulation/pod.h"
 
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -41,6 +43,7 @@ struct Descriptors {
   size_t descriptions = 0;
   size_t sockets = 0;
   size_t pidfds = 0;
+  size_t others = 0;
   std::string text;
 };
 
@@ -50,11 +53,15 @@ Descriptors DescriptorsOf(const Process& process) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     std::error_code error;
     const std::string link = std::filesystem::read_symlink(entry.path(), error);
-    found.memory += link.find("/memory/#") != std::string::npos ? 1 : 0;
-    found.pages += link.starts_with("/memfd:") && link.find("page") != std::string::npos ? 1 : 0;
-    found.descriptions += link.find("memfd:gpushm-description") != std::string::npos ? 1 : 0;
-    found.sockets += link.starts_with("socket:") ? 1 : 0;
-    found.pidfds += link.find("pidfd") != std::string::npos ? 1 : 0;
+    if (error) continue;  // That of this loop, in a process that looks at itself.
+    const bool memfd = link.starts_with("/memfd:");
+    size_t& kind = link.find("/memory/#") != std::string::npos              ? found.memory
+                   : memfd && link.find("page") != std::string::npos        ? found.pages
+                   : memfd && link.find("description") != std::string::npos ? found.descriptions
+                   : link.starts_with("socket:")                            ? found.sockets
+                   : link.find("pidfd") != std::string::npos                ? found.pidfds
+                                                                            : found.others;
+    ++kind;
     found.text += Concat(' ', link);
   }
   return found;
@@ -73,9 +80,11 @@ Pod::Pod(World* world, uint64_t turns) : world_(world), turns_(turns) {
     constexpr uint64_t kNever = 0;
     return world_->Chance(4) ? kNever : usual / 4 + world_->Pick(2 * usual);
   };
-  mood_ = {.broker_dies_one_in = one_in(300),
-           .plugin_dies_one_in = one_in(1000),
-           .client_dies_one_in = one_in(300),
+  mood_ = {.broker_dies_one_in = one_in(500),
+           .plugin_dies_one_in = one_in(1200),
+           .client_dies_one_in = one_in(400),
+           .link_breaks_one_in = one_in(600),
+           .message_is_last_one_in = one_in(150),
            .freezes_one_in = one_in(400),
            .gpu_changes_one_in = one_in(1000)};
   SetAllocationsFail(one_in(20));
@@ -130,7 +139,7 @@ void Pod::KillPlugin() {
   ++tally_.plugins_killed;
   world_->Kill(plugin_process_);
   plugin_ = nullptr;
-  link_is_first_ = false;
+  plugin_is_first_ = false;
   link_is_up_ = false;
   checks_successor_ = false;
   if (!IsBrokerReady()) Forgive(/*all=*/true);
@@ -141,7 +150,7 @@ void Pod::KillPlugin() {
 
 void Pod::StartBroker() {
   broker_ = nullptr;
-  link_is_first_ = true;
+  plugin_is_first_ = true;
   link_is_up_ = true;
   if (world_->Chance(4))
     world_->SetClock(static_cast<int64_t>(world_->Pick(20'000) * kMs) - 10'000 * kMs);
@@ -183,12 +192,13 @@ void Pod::KillBroker() {
   checks_successor_ = former_ != nullptr;
   const bool was_ready = IsBrokerReady();
   ++tally_.brokers_killed;
-  tally_.killed_in_callback += broker_process_->at_rest ? 0 : 1;
+  tally_.killed_in_start += was_ready ? 0 : 1;
+  tally_.killed_in_callback += was_ready && !broker_process_->at_rest ? 1 : 0;
   world_->Kill(broker_process_);
   broker_ = nullptr;
   broker_due_ns_ = world_->now_ns() + static_cast<int64_t>(world_->Pick(300) * kMs);
-  if (alive(plugin_process_) && (knew_all || (!was_ready && link_is_first_))) return;
-  Forgive(/*all=*/!alive(plugin_process_) || !link_is_first_);
+  if (alive(plugin_process_) && (knew_all || (!was_ready && plugin_is_first_))) return;
+  Forgive(/*all=*/!alive(plugin_process_) || !plugin_is_first_);
 }
 
 void Pod::Forgive(bool all) {
@@ -198,7 +208,7 @@ void Pod::Forgive(bool all) {
   } else {
     forgiven_.insert(epoch_);
   }
-  cells_.clear();
+  for (OwnedCell& owned : cells_) owned.sure = false;
   for (const auto& client : clients_) {
     for (auto& [id, held] : client->held()) held.sure = held.sure && !IsForgiven(held.epoch);
   }
@@ -207,7 +217,6 @@ void Pod::Forgive(bool all) {
 void Pod::OnLog(Process& process, std::string_view event) {
   if (&process != broker_process_) return;
   if (event == "link-lost") {
-    link_is_first_ = false;
     link_is_up_ = false;
   } else if (event == "link-connected") {
     link_is_up_ = true;
@@ -237,17 +246,45 @@ void Pod::OnGeneration(uint64_t generation, int memory) {
 }
 
 void Pod::OnCell(Client* client, uint64_t lease, signal::Cell* cell) {
-  if (client->held().at(lease).sure) {
-    cells_.push_back({client, lease, cell, cell->owners.load()});
-  }
+  const Held& held = client->held().at(lease);
+  cells_.push_back({.client = client,
+                    .lease = lease,
+                    .cell = cell,
+                    .owners = cell->owners.load(),
+                    .generation = held.generation,
+                    .sure = held.sure});
+}
+
+// The connection between broker and plugin, of which both live on.
+void Pod::BreakLink() {
+  link_is_up_ = false;
+  world_->Post(broker_process_, [] {
+    for (int socket = 3; socket < 256; ++socket) {
+      sockaddr_un peer{};
+      socklen_t size = sizeof peer;
+      if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
+      if (std::string_view(peer.sun_path).starts_with("link/")) shutdown(socket, SHUT_RDWR);
+    }
+  });
 }
 
 // ---- a life
+
+void Pod::KillDoomed() {
+  if (alive(broker_process_) && broker_process_->doomed) KillBroker();
+  if (alive(plugin_process_) && plugin_process_->doomed) KillPlugin();
+  for (const auto& client : clients_) {
+    if (!client->alive() || !client->process()->doomed) continue;
+    world_->Kill(client->process());
+    ++tally_.clients_killed;
+  }
+}
 
 void Pod::BeRough() {
   if (world_->Chance(mood_.broker_dies_one_in) && alive(broker_process_)) KillBroker();
   if (world_->Chance(mood_.plugin_dies_one_in) && alive(plugin_process_)) KillPlugin();
   if (world_->Chance(mood_.client_dies_one_in)) KillClient();
+  if (world_->Chance(mood_.link_breaks_one_in) && IsBrokerReady()) BreakLink();
   if (world_->Chance(mood_.freezes_one_in)) {
     Process* const process = world_->Chance(2)   ? plugin_process_
                              : world_->Chance(2) ? broker_process_
@@ -272,8 +309,10 @@ void Pod::Live() {
   StartBroker();
   while (clients_.size() < kClients) AddClient();
   for (int half = 0; half < 2 && !world_->failed(); ++half) {
+    world_->SetDoom(mood_.message_is_last_one_in);
     const uint64_t end = world_->turns() + turns_ / 2;
     while (world_->turns() < end && !world_->failed()) {
+      KillDoomed();
       BeRough();
       if (!alive(plugin_process_) && world_->now_ns() >= plugin_due_ns_) StartPlugin();
       if (!alive(broker_process_) && world_->now_ns() >= broker_due_ns_) StartBroker();
@@ -297,6 +336,8 @@ void Pod::Live() {
 
 void Pod::Rest() {
   paused_ = true;
+  world_->SetDoom(0);
+  KillDoomed();
   world_->Note("rest");
   world_->Thaw();
   if (!alive(plugin_process_)) StartPlugin();
@@ -396,10 +437,7 @@ void Pod::CheckSuccessor() {
   if (!std::exchange(checks_successor_, false) || former_ == nullptr) return;
   const broker::Ledger& former = former_->ledger();
   for (const broker::Lease* lease : former.Holders("", 0, limits::kLeases)) {
-    const bool lives = std::ranges::any_of(clients_, [&](const auto& client) {
-      return client->alive() && client->id() == lease->client.id;
-    });
-    if (!lives) return;  // Its end is no secret of the predecessor's.
+    if (!Lives(lease->client.id)) return;  // Its end is no secret of the predecessor's.
   }
   const std::string differs =
       broker::testing::LinesDiffer(broker_->ledger(), former, /*careful=*/true);
@@ -408,8 +446,18 @@ void Pod::CheckSuccessor() {
   former_ = nullptr;
 }
 
+bool Pod::Lives(uint64_t client) const {
+  const bool forgave = forgiven_up_to_ > 0 || !forgiven_.empty();
+  return std::ranges::any_of(clients_, [&](const auto& one) {
+    return one->alive() && (one->id() == client || (forgave && one->WasOnce(client)));
+  });
+}
+
 void Pod::CheckAtRest() {
   if (!IsBrokerReady()) return world_->Fail("(6) no broker serves the pod at rest");
+  for (const auto& client : clients_) {
+    if (client->alive()) world_->Note(Concat(client->process()->name, " is ", client->id()));
+  }
   if (!broker_->has_stated_all()) return world_->Fail("(5) the link is not up at rest");
   for (const auto& client : clients_) {
     if (client->alive() && !over_ && !client->waits()) {
@@ -418,19 +466,35 @@ void Pod::CheckAtRest() {
     }
   }
   for (const broker::Lease* lease : broker_->ledger().Holders("", 0, limits::kLeases)) {
-    const bool lives = std::ranges::any_of(clients_, [&](const auto& client) {
-      return client->alive() && client->id() == lease->client.id;
-    });
-    if (!lives) return world_->Fail(Concat("(8) lease ", lease->id, " of a dead client is left"));
+    if (Lives(lease->client.id)) continue;
+    return world_->Fail(Concat("(8) lease ", lease->id, " on \"", lease->buffer, "\" of client ",
+                               lease->client.id, " is left, who is none of the living"));
   }
   CheckKept();
   CheckCells(/*at_rest=*/true);
 }
 
 void Pod::CheckCells(bool at_rest) {
+  std::set<uint64_t> pages;
+  std::set<uint64_t> leases;
+  if (at_rest) {
+    for (const auto& [number, generation] : plugin_->kept().generations()) {
+      if (plugin::IsPage(generation.stated)) pages.insert(number);
+    }
+  }
+  for (const broker::Lease* lease :
+       broker_->ledger().Holders("", 0, at_rest ? limits::kLeases : 0)) {
+    leases.insert(lease->id);
+  }
   for (const OwnedCell& owned : cells_) {
     if (owned.cell->owners.load() != owned.owners) continue;  // Somebody else's since.
     const signal::CellState state = signal::StateOf(*owned.cell);
+    if (at_rest && state == signal::CellState::kLive && pages.contains(owned.generation) &&
+        !leases.contains(owned.lease)) {
+      return world_->Fail(Concat("(7) the cell of lease ", owned.lease, " on generation ",
+                                 owned.generation, " lives, but the broker has no such lease"));
+    }
+    if (!owned.sure) continue;
     const bool ended = state == signal::CellState::kDied || state == signal::CellState::kLeft;
     const bool poisoned = owned.cell->value.load() == signal::kPoison;
     const auto owner = std::ranges::find_if(
@@ -491,9 +555,8 @@ void Pod::CheckKept() {
     }
   }
   for (const auto& [id, client] : kept.clients()) {
-    const bool lives = std::ranges::any_of(
-        clients_, [&](const auto& one) { return one->alive() && one->id() == id; });
-    if (!lives) return world_->Fail(Concat("(5) the plugin keeps client ", id, ", who is dead"));
+    if (!Lives(id))
+      return world_->Fail(Concat("(5) the plugin keeps client ", id, ", who is dead"));
   }
 }
 
@@ -505,18 +568,22 @@ void Pod::CheckDescriptors() {
     (plugin::IsPage(generation.stated) ? pages : memory) += 1;
     descriptions += generation.description ? 1 : 0;
   }
-  const auto check = [&](const Process& process, size_t sockets, size_t pidfds) {
+  const auto check = [&](const Process& process, size_t sockets, size_t pidfds, size_t others) {
     const Descriptors has = DescriptorsOf(process);
-    if (has.memory == memory && has.pages == pages && has.sockets == sockets &&
-        has.pidfds == pidfds) {
+    if (has.memory == memory && has.pages == pages && has.descriptions == descriptions &&
+        has.sockets == sockets && has.pidfds == pidfds && has.others == others) {
       return;
     }
     world_->Fail(Concat("(8) ", process.name, " has open: ", has.memory, " of ", memory,
-                        " memories, ", has.pages, " of ", pages, " pages, ", has.sockets, " of ",
-                        sockets, " sockets, ", has.pidfds, " of ", pidfds, " pidfds:", has.text));
+                        " memories, ", has.pages, " of ", pages, " pages, ", has.descriptions,
+                        " of ", descriptions, " descriptions, ", has.sockets, " of ", sockets,
+                        " sockets, ", has.pidfds, " of ", pidfds, " pidfds, ", has.others, " of ",
+                        others, " others:", has.text));
   };
-  check(*broker_process_, /*sockets=*/3, /*pidfds=*/0);
-  check(*plugin_process_, /*sockets=*/2, /*pidfds=*/1);
+  // Standard descriptors, the world's, two of the event loop; of the broker also its lock, registry
+  // and counters.
+  check(*broker_process_, /*sockets=*/3, /*pidfds=*/0, /*others=*/9);
+  check(*plugin_process_, /*sockets=*/2, /*pidfds=*/1, /*others=*/6);
 }
 
 }  // namespace gpushm::simulation

@@ -15,8 +15,8 @@
 //   (5) At rest, the plugin keeps exactly what the broker has.
 //   (6) Each request is answered before a minute of virtual time has passed, with success or with a
 //       reason that a client can cause. Each broker starts.
-//   (7) At rest, the cells of those who are gone have ended and release their waiters. Those of
-//       the others never have.
+//   (7) At rest, the cells of those who are gone, or whom the broker does not know, have ended and
+//       release their waiters. Those of the others never have.
 //   (8) At the end, when all clients are gone: no lease, no client, and no descriptor is left, in
 //       the broker or in the plugin, except what the remaining buffers need. Then whatever the pod
 //       declares can be attached for writing.
@@ -51,6 +51,7 @@ class Pod : private World::Watcher {
     uint64_t grants = 0;
     uint64_t brokers_killed = 0;
     uint64_t killed_in_callback = 0;  // Of these.
+    uint64_t killed_in_start = 0;
     uint64_t plugins_killed = 0;
     uint64_t clients_killed = 0;
     uint64_t leases_restored = 0;
@@ -84,6 +85,8 @@ class Pod : private World::Watcher {
     uint64_t broker_dies_one_in = 0;
     uint64_t plugin_dies_one_in = 0;
     uint64_t client_dies_one_in = 0;
+    uint64_t link_breaks_one_in = 0;
+    uint64_t message_is_last_one_in = 0;
     uint64_t freezes_one_in = 0;
     uint64_t gpu_changes_one_in = 0;
   };
@@ -92,6 +95,8 @@ class Pod : private World::Watcher {
     uint64_t lease = 0;
     signal::Cell* cell = nullptr;
     uint64_t owners = 0;  // Of the cell, with this one.
+    uint64_t generation = 0;
+    bool sure = true;  // As Held::sure.
   };
 
   void OnLog(Process& process, std::string_view event) override;
@@ -102,9 +107,11 @@ class Pod : private World::Watcher {
   void PluginMain();
   void AddClient();
   void BeRough();
+  void KillDoomed();
   void KillBroker();
   void KillPlugin();
   void KillClient();
+  void BreakLink();
   bool alive(const Process* process) const { return process != nullptr && !process->ended; }
   // What was not stated to the plugin may be lost now: all, or what this broker granted.
   void Forgive(bool all);
@@ -117,6 +124,9 @@ class Pod : private World::Watcher {
   void CheckCells(bool at_rest);
   void CheckKept();
   void CheckDescriptors();
+  // Whether the process of that client lives. After a loss that was forgiven, a broker may also
+  // know it by a number that it no longer uses, with a lease that it has given back.
+  bool Lives(uint64_t client) const;
   bool IsBrokerReady() const { return alive(broker_process_) && broker_ != nullptr; }
 
   World* const world_;
@@ -133,8 +143,8 @@ class Pod : private World::Watcher {
   broker::Broker* broker_ = nullptr;  // Of broker_process_, once it is ready.
   broker::Broker* former_ = nullptr;  // Killed at rest, and all of it was stated.
   bool checks_successor_ = false;
-  bool link_is_first_ = false;  // The broker's link has not been lost yet.
-  bool link_is_up_ = false;     // To the plugin that lives.
+  bool plugin_is_first_ = false;  // The plugin has lived as long as the broker.
+  bool link_is_up_ = false;
   uint64_t epoch_ = 0;
   int brokers_ = 0;
   int plugins_ = 0;

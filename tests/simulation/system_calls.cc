@@ -5,10 +5,12 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <string_view>
 
@@ -56,6 +58,10 @@ int __real_clock_gettime(clockid_t clock, timespec* time);
 int __real_epoll_wait(int epoll, epoll_event* events, int most, int timeout_ms);
 int __real_poll(pollfd* descriptors, nfds_t count, int timeout_ms);
 ssize_t __real_sendmsg(int socket, const msghdr* header, int flags);
+int __real_socket(int domain, int type, int protocol);
+int __real_accept4(int listener, sockaddr* address, socklen_t* size, int flags);
+ssize_t __real_pwrite(int file, const void* bytes, size_t count, off_t offset);
+int __real_rename(const char* from, const char* to);
 void* __real_dlopen(const char* path, int flags);
 void* __real_dlsym(void* library, const char* name);
 
@@ -138,6 +144,36 @@ ssize_t __wrap_sendmsg(int socket, const msghdr* header, int flags) {
   world->Interleave();
   errno = error;
   return sent;
+}
+
+// In some worlds a socket takes a few messages only, so that its other end's delay is felt.
+int __wrap_socket(int domain, int type, int protocol) {
+  const int made = __real_socket(domain, type, protocol);
+  if (World* const world = Running()) world->Narrow(made);
+  return made;
+}
+
+int __wrap_accept4(int listener, sockaddr* address, socklen_t* size, int flags) {
+  const int made = __real_accept4(listener, address, size, flags);
+  if (World* const world = Running()) world->Narrow(made);
+  return made;
+}
+
+// What a broker leaves in its folder while it starts: it may be killed before and after each.
+ssize_t __wrap_pwrite(int file, const void* bytes, size_t count, off_t offset) {
+  World* const world = Running();
+  if (world != nullptr) world->Yield();
+  const ssize_t written = __real_pwrite(file, bytes, count, offset);
+  if (world != nullptr) world->Yield();
+  return written;
+}
+
+int __wrap_rename(const char* from, const char* to) {
+  World* const world = Running();
+  if (world != nullptr) world->Yield();
+  const int renamed = __real_rename(from, to);
+  if (world != nullptr) world->Yield();
+  return renamed;
 }
 
 void* __wrap_dlopen(const char* path, int flags) {

@@ -58,6 +58,7 @@ World::World(uint64_t seed, bool keep_trace) : random_(seed), keep_trace_(keep_t
   // Two callbacks in turns at each message, at some, or never.
   constexpr std::array<uint64_t, 4> kOneIn{0, 2, 5, 20};
   interleave_one_in_ = kOneIn[Pick(kOneIn.size())];
+  is_narrow_ = Chance(3);
 }
 
 World::~World() {
@@ -106,8 +107,10 @@ Process* World::Start(std::string name, Task main) {
   GPUSHM_ASSERT(process.pid > 0);
   channel_ = channel[1];
   const uint64_t interleave_one_in = std::exchange(interleave_one_in_, 0);
+  const uint64_t doom_one_in = std::exchange(doom_one_in_, 0);
   Switch(process);  // Until it has sent its descriptor.
   interleave_one_in_ = interleave_one_in;
+  doom_one_in_ = doom_one_in;
   protocol::Message message;
   const auto received = protocol::TryReceive(channel[0], &message);
   GPUSHM_ASSERT(received.has_value() && *received && message.descriptors.size() == 1);
@@ -248,6 +251,10 @@ void World::GiveTurn(bool idle, int64_t wake_ns) {
 }
 
 void World::Interleave() {
+  if (Chance(doom_one_in_)) {
+    running_->doomed = true;
+    return Yield();
+  }
   if (Chance(interleave_one_in_)) Yield();
 }
 
@@ -262,6 +269,11 @@ void World::Expect(int descriptor, uint32_t events) {
   const int done =
       epoll_ctl(running_->waits, events == 0 ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, descriptor, &event);
   GPUSHM_ASSERT(done == 0);
+}
+
+void World::Narrow(int socket) const {
+  const int least = 1;  // The kernel makes it about five messages.
+  if (is_narrow_) setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &least, sizeof least);
 }
 
 bool World::HasTask(const Process& process) {

@@ -49,6 +49,7 @@ struct Process {
   // Its workers run their tasks immediately, as long as it blocks for the results (a start).
   bool blocks_for_workers = false;
   bool at_rest = false;  // Waits in its event loop, not in the middle of a callback.
+  bool doomed = false;   // To be killed where it is, before or after a message.
   std::vector<std::weak_ptr<TaskQueue>> queues;
   std::deque<Task> inbox;  // What the world wants done in this process, between two callbacks.
 
@@ -86,6 +87,9 @@ class World {
   uint64_t Pick(uint64_t below) { return below == 0 ? 0 : random_() % below; }
   bool Chance(uint64_t one_in) { return one_in != 0 && Pick(one_in) == 0; }
 
+  // One of so many messages is the last of its process, which is then doomed; 0: none.
+  void SetDoom(uint64_t one_in) { doom_one_in_ = one_in; }
+
   // ---- time
   int64_t now_ns() const { return now_ns_; }
   int64_t unix_ns() const { return now_ns_ + unix_offset_ns_; }
@@ -113,6 +117,8 @@ class World {
   void Idle(int64_t wake_ns) { GiveTurn(/*idle=*/true, wake_ns); }
   void Expect(int descriptor, uint32_t events);  // EPOLLIN ...; 0: no more.
   void Sleep(int64_t for_ns);
+  // Gives a socket room for a few messages, if this is a world of such.
+  void Narrow(int socket) const;
   // Runs one task of a worker or of the inbox; false: there is none.
   bool HasTask() const { return HasTask(*running_); }
   void RunTask();
@@ -152,6 +158,8 @@ class World {
   std::atomic<uint32_t> turn_{0};  // A futex: the world's.
   uint64_t turns_ = 0;
   uint64_t interleave_one_in_ = 0;
+  bool is_narrow_ = false;
+  uint64_t doom_one_in_ = 0;
   std::string failure_;
   std::deque<std::string> trace_;
   uint64_t hash_ = 0xcbf29ce484222325;
