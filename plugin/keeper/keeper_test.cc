@@ -337,24 +337,6 @@ TEST_F(KeeperTest, ShowsLeasesAndWhoseProcessIsGone) {
   EXPECT_EQ(welcome->leases, 2u);
 }
 
-TEST_F(KeeperTest, ARestartedKeeperIsToldAgain) {
-  Open("m0000");
-  FakeBroker broker(folder_.Socket("m0000"));
-  ASSERT_TRUE(broker.Greet(true));
-  ASSERT_TRUE(SayOneOfEach(&broker));
-  ASSERT_TRUE(WaitForKept("m0000", kOneOfEach));
-  StartKeeper();
-  EXPECT_TRUE(broker.WaitForEnd());
-  Open("m0000");
-  FakeBroker again(folder_.Socket("m0000"));
-  const auto welcome = again.Greet(false);
-  ASSERT_TRUE(welcome);
-  EXPECT_EQ(welcome->generations, 0u);
-  ASSERT_TRUE(SayOneOfEach(&again));
-  ASSERT_TRUE(again.End());
-  EXPECT_TRUE(WaitForKept("m0000", kOneOfEach));
-}
-
 // A broker whose containers could connect after `ready_ns`, and whose client counted `counted`.
 std::function<void(FakeBroker*)> Counting(uint64_t counted, uint64_t ready_ns) {
   return [=](FakeBroker* broker) {

@@ -408,19 +408,6 @@ TEST_F(AttackTest, TenThousandComeAndGo) {
   ExpectNothingLeft();
 }
 
-TEST_F(AttackTest, AStoppedProcessKeepsItsLeasesAndStopsNobody) {
-  ClientProcess stopped([&] {
-    static RawClient client(broker_.Socket("app"));
-    return client.Hello() && client.Attach("weights") ? 0 : 1;
-  });
-  ASSERT_EQ(stopped.result(), 0);
-  stopped.Signal(SIGSTOP);
-  for (int i = 0; i < 50; ++i) ExpectOthersAreServed();
-  EXPECT_EQ(attacker_.Info()->leases, 1u) << "a stopped process is not a dead one";
-  stopped.Kill();
-  EXPECT_TRUE(Eventually([&] { return attacker_.Info()->leases == 0; }));
-}
-
 TEST_F(AttackTest, TheProcessCountsNotItsSocket) {
   // The socket survives in a grandchild, and the process that connected dies. The grandchild ends
   // with the test, when the last writer of this pipe is gone.

@@ -55,7 +55,6 @@ struct BrokerOptions {
   std::string driver_folder;          // Same as for CudaApi::Load.
   std::string host_dir = "/dev/shm";  // For pods with hostIPC.
   std::string link_folder;            // Folder of the plugin's socket; empty if there is no plugin.
-  uint64_t link_die_after = 0;        // For tests; see Link::Settings.
   std::string program = "gpushm-broker";     // This program, for its children.
   uint64_t memory_limit_bytes = UINT64_MAX;  // Limit of the sidecar's host memory.
   // Folder of the pod's volumes that `file:` names.

@@ -16,7 +16,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <random>
 
 #include "contract/protocol/link.h"
 #include "contract/registry/host_list.h"
@@ -197,39 +196,6 @@ TEST(BrokerLife, TermWaitsNoLongerThanItsDeadline) {
   EXPECT_THAT(broker.log(), HasSubstr("drain-timeout"));
 }
 
-TEST(BrokerLife, GenerationsGrowOverDeathsAndClocks) {
-  const TempFolder folder;
-  std::mt19937 random(7);
-  uint64_t last = 0;
-  for (int round = 0; round < 12; ++round) {
-    if (round == 6) {  // As if the clock had been set back by a century.
-      last = uint64_t{5'000'000'000'000'000'000};
-      std::ofstream(folder.path() + "/.generations", std::ios::trunc) << last;
-    }
-    BrokerProcess broker(folder.path(), TwoContainers());
-    ASSERT_TRUE(broker.ready()) << broker.log();
-    RawClient client(broker.Socket("app"));
-    const auto hello = client.Hello();
-    ASSERT_TRUE(hello);
-    EXPECT_GT(hello->epoch, last);
-    const auto weights = client.Attach("weights");
-    ASSERT_TRUE(weights);
-    EXPECT_GT(weights->generation, last);
-    last = std::max(hello->epoch, weights->generation);
-    const uint64_t steps = random() % 20;
-    for (uint64_t i = 0; i < steps; ++i) {
-      if (const auto made = client.Create(Concat("made-", i), 1)) last = made->generation;
-    }
-    protocol::CreateRequest unread{};
-    unread.name = protocol::ToNameField("unread");
-    unread.size_bytes = 1;
-    if (random() % 2 == 0) {
-      ASSERT_TRUE(client.Post(protocol::Kind::kCreate, unread));
-    }
-    broker.Signal(SIGKILL);
-  }
-}
-
 TEST(BrokerLife, AGenerationThatCannotBeReadIsRefused) {
   for (const char* text : {"seven", "18446744073709551615", "12 34", "-1"}) {
     const TempFolder folder;
@@ -269,25 +235,6 @@ TEST(BrokerLife, WithoutTheMountOfItsLinkItNamesTheRuntime) {
   EXPECT_THAT(LastWords(broker), HasSubstr("enable CDI"));
 }
 
-// After a kill at any point of its start, the next broker starts.
-TEST(BrokerLife, KilledWhileItStarts) {
-  const TempFolder folder;
-  for (int delay_us = 0; delay_us < 12'000; delay_us += 400) {
-    const pid_t child = fork();
-    if (child == 0) {
-      const BrokerProcess broker(folder.path(), TwoContainers());
-      _exit(0);
-    }
-    const timespec wait{0, delay_us * 1000L};
-    nanosleep(&wait, nullptr);  // sleep: the point of the kill.
-    kill(child, SIGKILL);       // Its broker ends with it (PR_SET_PDEATHSIG).
-    waitpid(child, nullptr, 0);
-  }
-  // The last of them may still be ending and hold the folder.
-  EXPECT_TRUE(Eventually([&] { return BrokerProcess(folder.path(), TwoContainers()).ready(); }));
-  EXPECT_TRUE(Eventually([] { return simulated::UsedBytes() == 0; }));
-}
-
 TEST(BrokerLife, ALeaseEndsSoonAfterItsProcess) {
   const TempFolder folder;
   const BrokerProcess broker(folder.path(), TwoContainers());
@@ -307,51 +254,6 @@ TEST(BrokerLife, ALeaseEndsSoonAfterItsProcess) {
     slowest_us = std::max(slowest_us, (MonotonicNs() - begun_ns) / 1000);
   }
   std::printf("slowest end of a lease: %ld us after the process was reaped\n", slowest_us);
-}
-
-TEST(BrokerLife, AThousandKilledClientsLeaveNothing) {
-  const TempFolder folder;
-  const BrokerProcess broker(folder.path(), TwoContainers());
-  RawClient watcher(broker.Socket("other"));
-  ASSERT_TRUE(watcher.Hello());
-  ASSERT_TRUE(watcher.Attach("weights"));
-  ASSERT_TRUE(Eventually([&] { return watcher.Info()->clients == 1; }));
-  const size_t descriptors = broker.Descriptors();
-  const uint64_t card_bytes = simulated::UsedBytes();
-  std::mt19937 random(11);
-  std::vector<ClientProcess> living;
-  for (int born = 1; born <= 1000; ++born) {
-    const uint64_t work = random() % 6;
-    living.emplace_back([&] {
-      static RawClient client(broker.Socket("app"));
-      if (work == 0) return 0;  // Killed before its Hello.
-      if (!client.Hello()) return 1;
-      if (work == 1) return 0;
-      if (!client.Attach("weights", work == 2 ? 2 : 1)) return 2;
-      if (work <= 3) return 0;
-      // Made for itself alone: unpublished, or dropped with it.
-      const uint32_t flags = protocol::kFlagAttach | (work == 4 ? protocol::kFlagUnpublished : 0);
-      const auto made = client.Create(Concat("of-", getpid()), 1, flags,
-                                      static_cast<uint32_t>(protocol::OnWriterExit::kDrop));
-      return made ? 0 : 3;
-    });
-    ASSERT_EQ(living.back().result(), 0) << born;
-    // Some die at once, and none lives long.
-    while (!living.empty() && (random() % 2 == 0 || living.size() > 20)) {
-      std::swap(living[random() % living.size()], living.back());
-      living.pop_back();
-    }
-    if (born != 100 && born != 500 && born != 1000) continue;
-    living.clear();
-    EXPECT_TRUE(Eventually([&] {
-      const auto info = watcher.Info();
-      return info && info->clients == 1 && info->leases == 1 && info->used_bytes == 4 * kMiB &&
-             broker.Descriptors() == descriptors && simulated::UsedBytes() == card_bytes;
-    }));
-    std::printf("after %4d: %zu descriptors (%zu before), %u leases, %lu bytes on the card (%lu)\n",
-                born, broker.Descriptors(), descriptors, watcher.Info()->leases,
-                simulated::UsedBytes(), card_bytes);
-  }
 }
 
 TEST(BrokerLife, ADeadWriterIsSeenAsDeclared) {

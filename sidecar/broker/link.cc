@@ -1,7 +1,6 @@
 #include "sidecar/broker/link.h"
 
 #include <poll.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -499,10 +498,8 @@ Result<bool> Link::TrySend(const Body& body, int descriptor) {
   protocol::Buffer bytes;
   const size_t size = std::visit(
       [&]<typename T>(const T& b) { return protocol::EncodeLink(kKindOf<T>, b, &bytes); }, body);
-  const Result<bool> sent = protocol::TrySend(socket_.get(), {bytes.data(), size},
-                                              {&descriptor, descriptor >= 0 ? size_t{1} : 0});
-  if (sent && *sent && ++sent_ == settings_.die_after) kill(getpid(), SIGKILL);
-  return sent;
+  return protocol::TrySend(socket_.get(), {bytes.data(), size},
+                           {&descriptor, descriptor >= 0 ? size_t{1} : 0});
 }
 
 void Link::Pump() {

@@ -42,8 +42,6 @@ class Link {
     // Until a restarted plugin has the state again, a broker that is killed loses its buffers.
     int64_t last_retry_ms = 500;
     int64_t greeting_ms = 5'000;
-    // For tests. If not 0, the process kills itself after sending this many messages after Run().
-    uint64_t die_after = 0;
   };
   struct Greeting {
     struct Client {
@@ -149,7 +147,6 @@ class Link {
   int64_t retry_ms_ = 0;
   uint64_t timer_ = 0;       // To reconnect, or to time out a greeting.
   uint64_t room_timer_ = 0;  // To send again.
-  uint64_t sent_ = 0;
 };
 
 }  // namespace gpushm::broker

@@ -35,7 +35,6 @@ struct Flags {
   std::string tools;
   std::string cuda_ipc;
   std::string mps_folder;
-  uint64_t link_die_after = 0;
   int64_t transfer_stall_ms = BrokerOptions().transfer_stall_ms;
   uint64_t memory_limit_bytes = MemoryLimitBytes();
   bool host_ipc = false;
@@ -184,7 +183,6 @@ void Declare(CLI::App& app, Flags* flags) {
   app.add_option("--tools", flags->tools,
                  "Folder into which gpushmctl is copied, for containers that have none");
   // Not shown by --help:
-  app.add_option("--test-link-die-after", flags->link_die_after)->group("");
   app.add_option("--test-transfer-stall-ms", flags->transfer_stall_ms)->group("");
   app.add_option("--test-files", flags->files)->group("");
   app.add_option("--test-memory-limit", flags->memory_limit_bytes)->group("");
@@ -234,7 +232,6 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.driver_folder = DriverFolderFromEnvironment();
   options.host_dir = flags.host_dir;
   options.link_folder = LinkFolder(options.config.link);
-  options.link_die_after = flags.link_die_after;
   options.transfer_stall_ms = flags.transfer_stall_ms;
   options.memory_limit_bytes = flags.memory_limit_bytes;
   options.program = OwnProgram();

@@ -49,10 +49,7 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
   std::string pod = options_.pod.substr(options_.pod.find('/') + 1);
   if (!IsDnsSubdomain(pod)) pod.clear();
   link_.emplace(loop_, &closer_,
-                Link::Settings{.folder = folder,
-                               .pod = std::move(pod),
-                               .epoch = epoch_,
-                               .die_after = options_.link_die_after});
+                Link::Settings{.folder = folder, .pod = std::move(pod), .epoch = epoch_});
   Result<Link::Greeting> answered = link_->Greet(options_.start_timeout_ms);
   if (!answered) return std::unexpected(answered.error());
   *greeting = std::move(*answered);

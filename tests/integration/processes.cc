@@ -108,45 +108,6 @@ std::string LogOfBroker(const std::string& folder, const std::vector<std::string
   return log;
 }
 
-void Broker::StartToDie(const std::vector<std::string>& arguments) {
-  EndKubelet();
-  std::vector<std::string> command = command_;
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  process_ = Process(command, -1);
-  doomed_ = process_.pid();
-  stage_ = Stage::kDoomed;
-  kubelet_ = std::thread([this] {
-    process_.Wait();
-    stage_ = Stage::kEnded;
-    stage_.notify_all();
-    Start();
-    stage_ = Stage::kBack;
-    stage_.notify_all();
-    stage_.wait(Stage::kBack);
-  });
-  const Deadline deadline = Deadline::AfterMs(kPatienceMs);
-  while (!protocol::Connect(socket_)) {
-    ASSERT_FALSE(deadline.Passed())
-        << "the broker did not listen at " << socket_ << " before the deadline";
-    poll(nullptr, 0, 1);
-  }
-}
-
-void Broker::WaitForSuccessor() {
-  if (stage_ == Stage::kDoomed) kill(doomed_, SIGKILL);
-  for (Stage seen = stage_; seen < Stage::kBack; seen = stage_) stage_.wait(seen);
-}
-
-void Broker::EndKubelet() {
-  if (!kubelet_.joinable()) return;
-  WaitForSuccessor();
-  stage_ = Stage::kDone;
-  stage_.notify_all();
-  kubelet_.join();
-}
-
-Broker::~Broker() { EndKubelet(); }
-
 Worker::Worker(const std::string& folder, const std::string& pod_uid) {
   int ends[2];
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);

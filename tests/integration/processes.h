@@ -34,11 +34,9 @@
 
 #include <sys/types.h>
 
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "platform/base/clock.h"
@@ -77,12 +75,6 @@ class Broker {
   void Kill() { process_.Kill(); }
   void Wait() { process_.Wait(); }  // Until it has ended by itself.
   void Start();
-  // Makes it end in the middle of its work, see `arguments`, and start again with Start()'s
-  // arguments, as a kubelet would. Returns when it listens, for the first time or again.
-  void StartToDie(const std::vector<std::string>& arguments);
-  // Kills it if it still lives. Returns when its successor listens.
-  void WaitForSuccessor();
-  ~Broker();
   Broker(const Broker&) = delete;
   Broker& operator=(const Broker&) = delete;
   pid_t pid() const { return process_.pid(); }
@@ -91,12 +83,6 @@ class Broker {
   std::vector<std::string> command_;
   std::string socket_;
   Process process_;
-  // The broker dies with this thread (PR_SET_PDEATHSIG), so the thread stays.
-  std::thread kubelet_;
-  enum class Stage { kDoomed, kEnded, kBack, kDone };
-  std::atomic<Stage> stage_{Stage::kDone};
-  pid_t doomed_ = -1;
-  void EndKubelet();
 };
 
 // Runs gpushm-broker until it ends by itself. Returns its log.

@@ -27,6 +27,7 @@ annotations:
 containers: [a, b]
 pool: 24Mi
 )";
+constexpr uint64_t kMostUnixNs = 3'000'000'000'000'000'000;  // In the year 2065.
 constexpr char kAllocation[] = "m0000";
 constexpr uint64_t kGrantedBytes = uint64_t{64} << 20;
 constexpr char kMemoryFolder[] = "memory";
@@ -152,8 +153,7 @@ void Pod::StartBroker() {
   broker_ = nullptr;
   plugin_is_first_ = true;
   link_is_up_ = true;
-  if (world_->Chance(4))
-    world_->SetClock(static_cast<int64_t>(world_->Pick(20'000) * kMs) - 10'000 * kMs);
+  if (world_->Chance(4)) world_->SetClock(static_cast<int64_t>(world_->Pick(kMostUnixNs)));
   broker_process_ = world_->Start(Concat("broker ", ++brokers_), [this] { BrokerMain(); });
 }
 

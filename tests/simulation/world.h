@@ -93,7 +93,7 @@ class World {
   // ---- time
   int64_t now_ns() const { return now_ns_; }
   int64_t unix_ns() const { return now_ns_ + unix_offset_ns_; }
-  void SetClock(int64_t by_ns) { unix_offset_ns_ += by_ns; }
+  void SetClock(int64_t unix_ns) { unix_offset_ns_ = unix_ns - now_ns_; }
 
   // ---- processes; not while one runs
   Process* Start(std::string name, Task main);
