@@ -11,6 +11,7 @@
 #include <fstream>
 #include <thread>
 
+#include "platform/base/unique_fd.h"
 #include "sidecar/injector/server.h"
 #include "sidecar/injector/testing/pods.h"
 #include "sidecar/injector/testing/process.h"
@@ -29,6 +30,8 @@ using testing::WriteCertificate;
 constexpr int64_t kYearS = 365 * 24 * 3600;
 constexpr char kJson[] = "application/json";
 constexpr size_t kEndlessBytes = 64 << 20;
+// The start of a TLS record.
+constexpr std::array<uint8_t, 6> kHandshakeOf16KiB = {0x16, 3, 1, 0x40, 0, 1};
 
 std::string Body() {
   return ReviewOf(PodWith({"model"}, {{"buffers.gpushm.io/weights", "8Gi"}})).dump();
@@ -318,23 +321,29 @@ int ConnectTo(int port) {
   return -1;
 }
 
-// Goal: callers that send nothing keep nobody waiting. Method: four times as many as there are
-// threads, each of which would wait for http::kReadMs.
-TEST_F(ServerTest, SilentCallersAreLeftAlone) {
+// Goal: callers that send nothing, or stop in the middle, do not take a review's time. Method: four
+// times as many as there are threads, and as many; each of them would wait for http::kReadMs.
+TEST_F(ServerTest, ReviewsAreAnsweredBesideCallersThatWait) {
   const InjectorProcess injector(tls_.path());
   ASSERT_TRUE(injector.ready()) << injector.Log();
-  std::vector<int> silent;
-  for (size_t i = 0; i < 4 * kConnections; ++i) {
-    silent.push_back(ConnectTo(injector.port()));
-    ASSERT_GE(silent.back(), 0);
+  for (const bool begins : {false, true}) {
+    std::vector<UniqueFd> callers;
+    for (size_t i = 0; i < (begins ? 1 : 4) * kConnections; ++i) {
+      callers.emplace_back(ConnectTo(injector.port()));
+      ASSERT_TRUE(callers.back());
+      if (begins) {
+        send(callers.back().get(), kHandshakeOf16KiB.data(), kHandshakeOf16KiB.size(),
+             MSG_NOSIGNAL);
+      }
+    }
+    const auto caller = injector.Https();
+    caller->set_connection_timeout(http::kReadMs / 1000 - 1);
+    caller->set_read_timeout(http::kReadMs / 1000 - 1);
+    const auto answer = caller->Post("/mutate", Body(), kJson);
+    ASSERT_TRUE(answer) << begins << httplib::to_string(answer.error());
+    EXPECT_EQ(answer->status, 200);
   }
-  const auto caller = injector.Https();
-  caller->set_connection_timeout(http::kReadMs / 1000 - 1);
-  caller->set_read_timeout(http::kReadMs / 1000 - 1);
-  const auto answer = caller->Post("/mutate", Body(), kJson);
-  ASSERT_TRUE(answer) << httplib::to_string(answer.error());
-  EXPECT_EQ(answer->status, 200);
-  for (const int socket_fd : silent) close(socket_fd);
+  EXPECT_THAT(injector.Log(), HasSubstr("others wait for its place"));
 }
 
 // Goal: a caller that sends a byte now and then does not keep a thread. Method: such a start of a
@@ -345,7 +354,6 @@ TEST_F(ServerTest, SlowCallersAreCutOff) {
   const int caller = ConnectTo(injector.port());
   const int plain = ConnectTo(injector.http_port());
   ASSERT_TRUE(caller >= 0 && plain >= 0);
-  constexpr std::array<uint8_t, 6> kHandshakeOf16KiB = {0x16, 3, 1, 0x40, 0, 1};
   EXPECT_EQ(send(caller, kHandshakeOf16KiB.data(), kHandshakeOf16KiB.size(), MSG_NOSIGNAL),
             kHandshakeOf16KiB.size());
   EXPECT_TRUE(WaitUntil([caller, plain] {
