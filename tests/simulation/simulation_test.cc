@@ -1,6 +1,8 @@
 // Goal: broker, plugin and clients keep the invariants of pod.h, whoever is killed or stopped when.
 // Method: each seed is a whole life of a pod, in a process of its own, under a virtual clock. A
-// seed that fails is run again, and shows what happened; GPUSHM_TEST_SEED=N runs N alone.
+// seed that fails is run again, and shows what happened. GPUSHM_TEST_SEED=N runs N alone, or
+// GPUSHM_SIMULATION_SEEDS of them from N on. Otherwise the seeds follow from GPUSHM_TEST_OFFSET,
+// the commit's number in ./run test: each commit tries others.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/wait.h>
@@ -21,6 +23,7 @@
 namespace gpushm::simulation {
 namespace {
 
+constexpr uint64_t kSeeds = 100;
 constexpr uint64_t kTurns = 1500;
 
 uint64_t Number(const char* variable, uint64_t usual) {
@@ -86,9 +89,10 @@ Outcome Live(uint64_t seed, bool keep_trace) {
 }
 
 TEST(SimulationTest, EverySeedKeepsTheInvariants) {
-  const bool one = std::getenv("GPUSHM_TEST_SEED") != nullptr;
-  const uint64_t first = Number("GPUSHM_TEST_SEED", 1);
-  const uint64_t seeds = one ? 1 : Number("GPUSHM_SIMULATION_SEEDS", 200);
+  const bool given = std::getenv("GPUSHM_TEST_SEED") != nullptr;
+  const uint64_t seeds = Number("GPUSHM_SIMULATION_SEEDS", given ? 1 : kSeeds);
+  const uint64_t first = Number("GPUSHM_TEST_SEED", 1 + Number("GPUSHM_TEST_OFFSET", 0) * kSeeds);
+  const bool one = seeds == 1;
   uint64_t failures = 0;
   std::array<uint64_t, Pod::kTallies> sum{};
   for (uint64_t seed = first; seed < first + seeds && failures < 3; ++seed) {
