@@ -28,6 +28,10 @@ if(GPUSHM_FUZZ AND NOT GPUSHM_TESTS)
   # For the search: coverage in the fuzzed code, not only in the fuzz target.
   target_compile_options(gpushm_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # It collects garbage only beyond 1 GiB. Few files need that much, and collecting takes a tenth.
+  target_compile_options(gpushm_options INTERFACE --param=ggc-min-heapsize=1048576)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
   # GCC 12 and 13 report false positives inside std::expected and std::string at -O2.
   target_compile_options(gpushm_options INTERFACE
@@ -52,23 +56,67 @@ target_include_directories(gpushm_cuda_headers SYSTEM INTERFACE ${GPUSHM_CUDA_IN
 
 if(GPUSHM_TESTS)
   find_package(GTest REQUIRED)
-  include(GoogleTest)
 endif()
 if(GPUSHM_BENCH)
   find_package(benchmark REQUIRED)
+  add_custom_target(gpushm_benchmarks)
 endif()
+
+# The compiler reads headers and instantiates templates once for several files of a folder: half the CPU
+# time. Whoever edits one file waits longer for it, and may configure with OFF. clang-tidy and the
+# sanitizers' builds compile each file by itself, which also shows includes that are missing.
+option(GPUSHM_UNITY "Compile up to 8 files of a folder at once" OFF)
+
+if(GPUSHM_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # A file's local types are no longer in the compiler's main file, and a name may hide one of another file.
+  target_compile_options(gpushm_options INTERFACE -Wno-subobject-linkage -Wno-shadow)
+endif()
+
+# gpushm_together(NAME OUT SOURCE ...): sets OUT to files that include up to 8 sources of this folder each,
+# and to those of them that have compile options or SKIP_UNITY_BUILD_INCLUSION. (UNITY_BUILD would write the
+# path of the tree into them, so that ccache had nothing for a clone elsewhere.)
+function(gpushm_together name out)
+  set(made ${ARGN})
+  if(GPUSHM_UNITY)
+    file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+    set(made)
+    set(included)
+    foreach(source IN LISTS ARGN)
+      get_source_file_property(options ${source} COMPILE_OPTIONS)
+      get_source_file_property(alone ${source} SKIP_UNITY_BUILD_INCLUSION)
+      if(options OR alone OR IS_ABSOLUTE ${source} OR NOT source MATCHES "[.]cc$")
+        list(APPEND made ${source})
+      else()
+        list(APPEND included "#include \"${folder}/${source}\"\n")
+      endif()
+    endforeach()
+    list(LENGTH included end)
+    set(begin 0)
+    while(begin LESS end)
+      list(SUBLIST included ${begin} 8 text)
+      list(JOIN text "" text)
+      set(file ${CMAKE_CURRENT_BINARY_DIR}/${name}_${begin}.cc)
+      file(CONFIGURE OUTPUT ${file} CONTENT "${text}" @ONLY)
+      list(APPEND made ${file})
+      math(EXPR begin "${begin} + 8")
+    endwhile()
+  endif()
+  set(${out} ${made} PARENT_SCOPE)
+endfunction()
 
 # gpushm_library(NAME SOURCES a.cc ... DEPS target ...): the static library of one folder.
 function(gpushm_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
-  add_library(${name} STATIC ${ARG_SOURCES})
+  gpushm_together(${name} sources ${ARG_SOURCES})
+  add_library(${name} STATIC ${sources})
   target_link_libraries(${name} PUBLIC gpushm_options ${ARG_DEPS})
 endfunction()
 
 # gpushm_binary(NAME SOURCES ... DEPS ...)
 function(gpushm_binary name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
-  add_executable(${name} ${ARG_SOURCES})
+  gpushm_together(${name} sources ${ARG_SOURCES})
+  add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 endfunction()
@@ -81,14 +129,21 @@ function(gpushm_install name)
   endif()
 endfunction()
 
-# gpushm_test(NAME SOURCES ... DEPS ... [LABELS ...] [TIMEOUT seconds] [ENV K=V ...] [OPTIMISED]): a
-# GoogleTest program, one ctest entry. Labels choose suites: unit (default), crash, namespace,
-# conformance ... Not optimised it builds in half the time; libraries that it tests are as ever.
+# gpushm_test(NAME SOURCES ... DEPS ... [LABELS ...] [TIMEOUT seconds] [ENV K=V ...] [OPTIMISED]
+# [ALONE] [TOGETHER]): the GoogleTest cases of these sources, one ctest entry. Labels choose suites: unit
+# (default), crash, namespace, conformance ... Not optimised it builds in half the time; libraries that
+# it tests are as ever. TOGETHER: no two sources define the same local name, so they may compile at once.
+#
+# NAME is an object library. One program, tests/ROOM_tests, has all of a room (below sidecar/ and
+# tests/, of a folder), and ctest starts it for the cases of an entry (platform/base/testing/main.h). ALONE,
+# and everywhere with GPUSHM_TEST_PROGRAMS=each, NAME is a program instead: where only some tests are
+# built, they do not need the rest of their room.
+set(GPUSHM_TEST_PROGRAMS room CACHE STRING "Test programs: one for each room, or for each test (each)")
 function(gpushm_test name)
   if(NOT GPUSHM_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "OPTIMISED" "TIMEOUT" "SOURCES;DEPS;LABELS;ENV" ${ARGN})
+  cmake_parse_arguments(ARG "OPTIMISED;ALONE;TOGETHER" "TIMEOUT" "SOURCES;DEPS;LABELS;ENV" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -98,13 +153,34 @@ function(gpushm_test name)
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
-  add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS} GTest::gtest_main GTest::gmock)
+  set(sources ${ARG_SOURCES})
+  if(ARG_TOGETHER)
+    gpushm_together(${name} sources ${ARG_SOURCES})
+  endif()
+  set(program ${name})
+  set(arguments)
+  if(ARG_ALONE OR GPUSHM_TEST_PROGRAMS STREQUAL "each")
+    add_executable(${name} ${sources})
+  else()
+    add_library(${name} OBJECT ${sources})
+    file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+    string(REGEX MATCH "^((sidecar|tests)/)?([^/]+)" room ${folder})
+    set(program ${CMAKE_MATCH_3}_tests)
+    if(NOT TARGET ${program})
+      add_executable(${program})
+    endif()
+    target_link_libraries(${program} PRIVATE ${name})
+    list(FILTER ARG_SOURCES INCLUDE REGEX "_test[.]cc$")
+    list(TRANSFORM ARG_SOURCES PREPEND ${folder}/)
+    list(JOIN ARG_SOURCES ":" arguments)
+    set(arguments --sources=${arguments})
+  endif()
+  target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS} gpushm_test_main)
   if(NOT ARG_OPTIMISED)
     target_compile_options(${name} PRIVATE -O0)
   endif()
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  add_test(NAME ${name} COMMAND ${name})
+  set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${program} ${arguments})
   # COST: those that may take longest begin first, so that none is left to run alone.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} COST ${ARG_TIMEOUT}
     LABELS "${ARG_LABELS}" ENVIRONMENT "${ARG_ENV}")
@@ -133,13 +209,14 @@ function(gpushm_fuzz name)
   set_tests_properties(${name} PROPERTIES LABELS fuzz TIMEOUT 120)
 endfunction()
 
-# gpushm_bench(NAME SOURCES ... DEPS ...): a Google Benchmark program.
+# gpushm_bench(NAME SOURCES ... DEPS ...): a Google Benchmark program, of the target gpushm_benchmarks.
 function(gpushm_bench name)
   if(NOT GPUSHM_BENCH)
     return()
   endif()
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
-  add_executable(${name} ${ARG_SOURCES})
+  add_executable(${name} EXCLUDE_FROM_ALL ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE gpushm_options ${ARG_DEPS} benchmark::benchmark)
+  add_dependencies(gpushm_benchmarks ${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
 endfunction()

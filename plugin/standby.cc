@@ -22,7 +22,7 @@
 namespace gpushm::plugin {
 namespace {
 
-constexpr int64_t kLookMs = 10;
+constexpr int64_t kStandbyLookMs = 10;
 // Time for a plugin that has released its lock to hand over.
 constexpr int64_t kEndsMs = 8000;
 // An update takes seconds. A plugin that waits longer was probably installed a second time.
@@ -60,7 +60,7 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
     const Deadline ended = Deadline::AfterMs(kEndsMs);
     while (options.config.kubelet == KubeletMode::kAuto && !ended.Passed() &&
            !kubelet::Registration::CheckAlone({.folder = options.config.kubelet_folder})) {
-      poll(nullptr, 0, kLookMs);
+      poll(nullptr, 0, kStandbyLookMs);
     }
     return std::optional(std::move(locks));
   }
@@ -89,7 +89,7 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
   const std::function<void()> look = [&] {
     serving = TryLockFile(folder + kServingLock);
     if (serving || serving.error().code() != Code::kBusy) return (*loop)->Stop();
-    (*loop)->After(kLookMs, look);
+    (*loop)->After(kStandbyLookMs, look);
   };
   look();
   const std::function<void()> tell = [&] {

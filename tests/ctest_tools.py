@@ -2,7 +2,7 @@
 
 gpu BUILD:      tests that run on a real driver, one line each: name, seconds, shell command. Paths
                 are $BUILD and $SOURCE, so that the list also serves inside a pack.
-                Those of the label `tree` are not among them.
+                Those of the labels `tree` and `no-gpu` are not among them.
 gpu-simulated BUILD: the same, with the driver that they have in ctest.
 files BUILD:    files of the source tree that those commands name (a pack carries them).
 fuzz BUILD:     fuzz targets, one line each: name, program, folder of the kept corpus.
@@ -49,7 +49,7 @@ def gpu_tests(build, simulated=False):
     """Yields (name, timeout, words of an env(1) command) of the tests for a real driver;
     `simulated`: as ctest runs them."""
     for name, command, labels, timeout, environment in load_tests(build):
-        if "tree" in labels:
+        if labels & {"tree", "no-gpu"}:
             continue
         bound_to_simulator = any(e.startswith("GPUSHM_DRIVER=") for e in environment)
         if bound_to_simulator and not labels & REAL_DRIVER_LABELS:

@@ -31,7 +31,7 @@ if [ "${1:-}" = video ]; then
 fi
 programs=$root/bench results=$root/bench-results filter=${1:-.} status=0
 if ! in_pack; then
-  compile dev
+  compile dev gpushm_benchmarks
   programs=$dev/bench results=$build/bench
 fi
 mkdir -p "$results"

@@ -37,7 +37,7 @@ begin_pack() {  # FOLDER VERSION
 }
 
 pack_all() {  # FOLDER
-  compile dev
+  compile dev all gpushm_benchmarks
   local folder=$1 file model=$build/models/silero-vad.safetensors
   wheel_file silero-vad==6.2.3 silero_vad/data/silero_vad_16k.safetensors "$model"
   mkdir -p "$folder/lib" "$folder/models"

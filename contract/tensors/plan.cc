@@ -9,13 +9,12 @@
 #include <utility>
 
 #include "contract/limits.h"
+#include "contract/tensors/safetensors.h"
 #include "platform/base/quote.h"
 
 namespace gpushm::tensors {
 namespace {
 
-constexpr std::string_view kMetadataKey = "__metadata__";
-constexpr size_t kLengthBytes = 8;
 // A file's offsets are signed numbers of 64 bits.
 constexpr uint64_t kMaxDataBytes = uint64_t{1} << 62;
 

@@ -12,9 +12,6 @@
 namespace gpushm::tensors {
 namespace {
 
-constexpr std::string_view kMetadataKey = "__metadata__";
-constexpr uint64_t kLengthBytes = 8;
-
 // Collects the tensors of a header. It knows where it is by `in_` and, inside of an entry, by
 // `field_`.
 class HeaderHandler : public JsonHandler {

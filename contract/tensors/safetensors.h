@@ -26,6 +26,9 @@
 
 namespace gpushm::tensors {
 
+inline constexpr std::string_view kMetadataKey = "__metadata__";
+inline constexpr uint64_t kLengthBytes = 8;  // Of the header, before it.
+
 struct SafetensorsFile {
   std::string name{};  // As given to ReadSafetensors; for messages.
   // Where the data section begins: behind length and header.

@@ -115,7 +115,7 @@ class IndexHandler : public JsonHandler {
   std::vector<Listed> listed_;
 };
 
-Result<std::vector<Shard>> Read(int fd, uint64_t size_bytes) {
+Result<std::vector<Shard>> ReadIndex(int fd, uint64_t size_bytes) {
   if (size_bytes > limits::kSafetensorsHeaderBytes) {
     return Fail(Code::kExhausted, Concat("it has ", size_bytes, " bytes, and the limit is ",
                                          limits::kSafetensorsHeaderBytes));
@@ -155,7 +155,7 @@ Result<std::vector<Shard>> ParseShardIndex(std::string_view text) {
 }
 
 Result<std::vector<Shard>> ReadShardIndex(int fd, uint64_t size_bytes, std::string_view name) {
-  auto shards = Read(fd, size_bytes);
+  auto shards = ReadIndex(fd, size_bytes);
   if (!shards) {
     return std::unexpected(shards.error().WithContext(Concat("index of shards ", Quote(name))));
   }

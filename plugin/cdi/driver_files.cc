@@ -20,7 +20,7 @@
 namespace gpushm::plugin {
 namespace {
 
-constexpr size_t kMaxTextBytes = size_t{64} << 10;
+constexpr size_t kMaxDriverTextBytes = size_t{64} << 10;
 
 // In CDI, later folders have precedence over earlier ones.
 constexpr std::array<const char*, 6> kSpecs = {
@@ -87,7 +87,7 @@ struct Root {
 };
 
 std::string ReadFirstLine(const std::string& path) {
-  const Result<std::string> text = ReadWhole(path, kMaxTextBytes);
+  const Result<std::string> text = ReadWhole(path, kMaxDriverTextBytes);
   return text ? text->substr(0, text->find('\n')) : std::string();
 }
 

@@ -14,7 +14,7 @@
 namespace gpushm::plugin::dra {
 namespace {
 
-namespace api = ::v1alpha1;
+namespace health_api = ::v1alpha1;
 using kubelet::Broadcast;
 
 // Parts of the text come from the driver. The kubelet drops a stream with invalid UTF-8.
@@ -50,8 +50,9 @@ std::vector<DeviceState> StatesOf(const Offer& offer) {
   return states;
 }
 
-class HealthStream::Service final : public api::DRAResourceHealth::WithRawMethod_NodeWatchResources<
-                                        api::DRAResourceHealth::Service> {
+class HealthStream::Service final
+    : public health_api::DRAResourceHealth::WithRawMethod_NodeWatchResources<
+          health_api::DRAResourceHealth::Service> {
  public:
   Service(std::string pool, grpc::ServerBuilder* builder)
       : pool_(std::move(pool)), queue_(builder->AddCompletionQueue()) {
@@ -86,12 +87,12 @@ class HealthStream::Service final : public api::DRAResourceHealth::WithRawMethod
  private:
   // Needs mutex_.
   void Send() {
-    api::NodeWatchResourcesResponse list;
+    health_api::NodeWatchResourcesResponse list;
     for (const DeviceState& state : *states_) {
-      api::DeviceHealth* const device = list.add_devices();
+      health_api::DeviceHealth* const device = list.add_devices();
       device->mutable_device()->set_pool_name(pool_);
       device->mutable_device()->set_device_name(state.name);
-      device->set_health(state.problem.empty() ? api::HEALTHY : api::UNHEALTHY);
+      device->set_health(state.problem.empty() ? health_api::HEALTHY : health_api::UNHEALTHY);
       device->set_last_updated_time(time(nullptr));
       device->set_message(state.problem);
     }

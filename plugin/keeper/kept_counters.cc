@@ -15,7 +15,7 @@ namespace {
 using protocol::CounterRecord;
 using protocol::CounterSegmentHeader;
 
-std::unexpected<Status> Broken(std::string_view rule) {
+std::unexpected<Status> BrokenCounters(std::string_view rule) {
   return Fail(Code::kCorrupt, Concat("the broker broke the protocol: counters: ", rule));
 }
 
@@ -29,15 +29,15 @@ Result<std::vector<std::string>> ReadNames(const Mapping& segment) {
   protocol::CounterSegmentConstants header{};
   std::memcpy(&header, segment.address(), sizeof header);
   if (header.magic != protocol::kCountersMagic) {
-    return Broken(Concat("bad magic number 0x", std::hex, header.magic, " instead of 0x",
-                         protocol::kCountersMagic));
+    return BrokenCounters(Concat("bad magic number 0x", std::hex, header.magic, " instead of 0x",
+                                 protocol::kCountersMagic));
   }
   if (header.version != protocol::kCountersVersion) {
-    return Broken(Concat("unsupported version ", header.version));
+    return BrokenCounters(Concat("unsupported version ", header.version));
   }
   if (header.containers > protocol::kMaxCounterRecords ||
       protocol::CounterSegmentBytes(header.containers) != segment.bytes()) {
-    return Broken(
+    return BrokenCounters(
         Concat("segment of ", header.containers, " containers has ", segment.bytes(), " bytes"));
   }
   std::vector<std::string> names;
@@ -47,10 +47,11 @@ Result<std::vector<std::string>> ReadNames(const Mapping& segment) {
     std::memcpy(name.data(), Records(segment)[i].container.data(), name.size());
     names.emplace_back(protocol::FromNameField(name));
     if (!IsDnsLabel(names.back())) {
-      return Broken(Concat("container name ", config::Quote(names.back()), " is not a DNS label"));
+      return BrokenCounters(
+          Concat("container name ", config::Quote(names.back()), " is not a DNS label"));
     }
     if (!known.insert(names.back()).second) {
-      return Broken(Concat("container \"", names.back(), "\" is listed twice"));
+      return BrokenCounters(Concat("container \"", names.back(), "\" is listed twice"));
     }
   }
   return names;
@@ -66,7 +67,7 @@ Result<void> KeptCounters::Take(const UniqueFd& fd) {
   Result<Mapping> segment =
       MapSealed(fd, "counters", protocol::CounterSegmentBytes(0),
                 protocol::CounterSegmentBytes(protocol::kMaxCounterRecords), Writers::kMaker);
-  if (!segment) return Broken(segment.error().what());
+  if (!segment) return BrokenCounters(segment.error().what());
   struct stat file{};
   if (fstat(fd.get(), &file) != 0) return FailSystem(errno, "stat a broker's counters");
   const Inode inode(file.st_dev, file.st_ino);

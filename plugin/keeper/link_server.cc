@@ -42,7 +42,7 @@ constexpr size_t kMaxForeign = 64;
 // How long a listener pauses when descriptors or memory run out, or while kMaxForeign holds.
 constexpr int64_t kAcceptPauseMs = 100;
 
-std::unexpected<Status> Broken(std::string_view rule) {
+std::unexpected<Status> BrokenLink(std::string_view rule) {
   return Fail(Code::kCorrupt, Concat("the broker broke the protocol: ", rule));
 }
 
@@ -85,7 +85,7 @@ Result<std::shared_ptr<const registry::RegistryReader>> OpenRegistry(UniqueFd fd
     LogWarning("link-registry-unknown", {{"reason", reader.error().what()}});
     return nullptr;
   }
-  return Broken(reader.error().what());
+  return BrokenLink(reader.error().what());
 }
 
 }  // namespace
@@ -449,16 +449,16 @@ Result<void> LinkServer::OnMessage(Connection& connection, protocol::Message& me
   if (!header) return std::unexpected(header.error());
   const auto kind = static_cast<protocol::LinkKind>(header->kind);
   if ((kind == protocol::LinkKind::kHello) == connection.greeted) {
-    return Broken(Concat("link message out of order: kind ", header->kind,
-                         connection.greeted ? " after" : " before", " the greeting"));
+    return BrokenLink(Concat("link message out of order: kind ", header->kind,
+                             connection.greeted ? " after" : " before", " the greeting"));
   }
   const bool may_have_descriptor =
       kind == protocol::LinkKind::kRegistry || kind == protocol::LinkKind::kCounters ||
       kind == protocol::LinkKind::kClient || kind == protocol::LinkKind::kGeneration ||
       kind == protocol::LinkKind::kDescription || kind == protocol::LinkKind::kBlock;
   if (message.descriptors.size() > (may_have_descriptor ? 1u : 0u)) {
-    return Broken(Concat("unexpected descriptor in a link message: kind ", header->kind, " has ",
-                         message.descriptors.size()));
+    return BrokenLink(Concat("unexpected descriptor in a link message: kind ", header->kind,
+                             " has ", message.descriptors.size()));
   }
   if (!message.descriptors.empty() && closing_->pending() > kMaxClosing) {
     return Fail(Code::kBusy,
@@ -581,7 +581,7 @@ Result<void> LinkServer::CheckGeneration(const protocol::LinkGeneration& generat
   if (!IsPage(generation)) {
     known = CheckMemory(descriptor, settings_.memory);
   } else if (!IsMemfd(descriptor)) {
-    known = Broken("a sync page must be a memfd");
+    known = BrokenLink("a sync page must be a memfd");
   }
   if (known) return known;
   return std::unexpected(
@@ -603,7 +603,7 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
       const auto body = protocol::ParseLink<protocol::LinkClient>(message.span());
       if (!body) return std::unexpected(body.error());
       if (descriptor < 0 || !IsPidfd(descriptor)) {
-        return Broken(Concat("client ", body->client_id, " without a pidfd"));
+        return BrokenLink(Concat("client ", body->client_id, " without a pidfd"));
       }
       return kept_.Apply(*body, take());
     }
@@ -621,8 +621,8 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
       const auto body = protocol::ParseLink<protocol::LinkGeneration>(message.span());
       if (!body) return std::unexpected(body.error());
       if (body->gpu >= gpus_.size()) {
-        return Broken(Concat("generation ", body->generation, " is on GPU number ", body->gpu,
-                             ", but the allocation has ", gpus_.size()));
+        return BrokenLink(Concat("generation ", body->generation, " is on GPU number ", body->gpu,
+                                 ", but the allocation has ", gpus_.size()));
       }
       if (descriptor >= 0) {
         if (auto known = CheckGeneration(*body, descriptor); !known) return known;  // (7)
@@ -668,7 +668,7 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
     case protocol::LinkKind::kEnd:
       return OnEnd(connection, message);
     default:
-      return Broken(
+      return BrokenLink(
           Concat("message kind ", static_cast<uint16_t>(kind), ", which only the plugin may send"));
   }
 }
@@ -676,10 +676,10 @@ Result<void> LinkServer::OnStatement(Connection& connection, protocol::LinkKind 
 Result<void> LinkServer::OnRegistry(Connection& connection, protocol::Message& message) {
   const auto body = protocol::ParseLink<protocol::LinkRegistry>(message.span());
   if (!body) return std::unexpected(body.error());
-  if (message.descriptors.empty()) return Broken("registry without its memfd");
-  if (connection.said_registry) return Broken("registry sent twice");
+  if (message.descriptors.empty()) return BrokenLink("registry without its memfd");
+  if (connection.said_registry) return BrokenLink("registry sent twice");
   // Closing a descriptor that is not a memfd can block. RegistryReader checks the rest.
-  if (!IsMemfd(message.descriptors[0].get())) return Broken("registry is not a memfd");
+  if (!IsMemfd(message.descriptors[0].get())) return BrokenLink("registry is not a memfd");
   auto registry = OpenRegistry(std::move(message.descriptors[0]));
   if (!registry) return std::unexpected(registry.error());
   connection.said_registry = true;
@@ -690,8 +690,8 @@ Result<void> LinkServer::OnRegistry(Connection& connection, protocol::Message& m
 Result<void> LinkServer::OnCounters(Connection& connection, protocol::Message& message) {
   const auto body = protocol::ParseLink<protocol::LinkCounters>(message.span());
   if (!body) return std::unexpected(body.error());
-  if (message.descriptors.empty()) return Broken("counters without their memfd");
-  if (connection.said_counters) return Broken("counters sent twice");
+  if (message.descriptors.empty()) return BrokenLink("counters without their memfd");
+  if (connection.said_counters) return BrokenLink("counters sent twice");
   connection.said_counters = true;
   // This plugin cannot show counters of a later version.
   if (body->version != protocol::kCountersVersion) return {};
@@ -701,7 +701,7 @@ Result<void> LinkServer::OnCounters(Connection& connection, protocol::Message& m
 Result<void> LinkServer::OnEnd(Connection& connection, protocol::Message& message) {
   const auto body = protocol::ParseLink<protocol::LinkEnd>(message.span());
   if (!body) return std::unexpected(body.error());
-  if (connection.said_end) return Broken("End sent twice");
+  if (connection.said_end) return BrokenLink("End sent twice");
   connection.said_end = true;
   kept_.EndAll();
   return {};

@@ -95,9 +95,9 @@ TEST(NodeView, BytesThatNobodyAttachedAreTheSidecarS) {
   const NodeView node = BuildNodeView(facts);
   ASSERT_EQ(node.pools.size(), 1U);
   EXPECT_THAT(node.pools[0].containers,
-              ElementsAre(testing::AllOf(Field(&PoolContainer::name, "gpushm"),
-                                         Field(&PoolContainer::proportional_bytes, 8 * kMi),
-                                         Field(&PoolContainer::mapped_bytes, 0U))));
+              ElementsAre(::testing::AllOf(Field(&PoolContainer::name, "gpushm"),
+                                           Field(&PoolContainer::proportional_bytes, 8 * kMi),
+                                           Field(&PoolContainer::mapped_bytes, 0U))));
   EXPECT_EQ(node.gpus[0].buffers_bytes, 8 * kMi);
   EXPECT_EQ(node.gpus[0].bound_bytes, 100 * kMi);
   EXPECT_EQ(node.gpus[0].allocatable_bytes, 3 * kMi);

@@ -10,7 +10,6 @@ namespace gc = gpushm::client;
 using gpushm::Concat;
 using gpushm::Result;
 using gpushm::signal::CellState;
-using gpushm::signal::Kind;
 using gpushm::signal::Reading;
 
 namespace {
@@ -45,9 +44,11 @@ gpushm_status gpushm_sync_lookup(gpushm_client* client, const char* name, gpushm
     if (name == nullptr) return gc::CheckArgument(false, "name is NULL");
     return gc::FillInfo(info, "info", [&](gpushm_sync_info* filled) -> Result<void> {
       const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
-      const auto open = gc::OpenPage::Attach(
-          &c, text, {.page = true}, {Kind::kSignal, Kind::kBarrier, Kind::kRing, Kind::kQueue},
-          gc::Wait::None());
+      const auto open =
+          gc::OpenPage::Attach(&c, text, {.page = true},
+                               {gpushm::signal::Kind::kSignal, gpushm::signal::Kind::kBarrier,
+                                gpushm::signal::Kind::kRing, gpushm::signal::Kind::kQueue},
+                               gc::Wait::None());
       if (!open) return std::unexpected(open.error().WithContext(Concat("look at \"", text, '"')));
       gc::CopyText(filled->name, open->name());
       filled->generation = open->generation();
@@ -56,7 +57,7 @@ gpushm_status gpushm_sync_lookup(gpushm_client* client, const char* name, gpushm
       for (uint32_t i = 0; i < filled->places; ++i) {
         filled->joined += gpushm::signal::Read(open->cell(i)).state == CellState::kLive ? 1 : 0;
       }
-      if (open->page().kind() == Kind::kBarrier) {
+      if (open->page().kind() == gpushm::signal::Kind::kBarrier) {
         LookAtBarrier(open->page(), filled);
       } else {
         LookAtWriter(open->cell(0), filled);

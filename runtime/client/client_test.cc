@@ -447,12 +447,6 @@ TEST_F(ClientTest, RefusesWhatALaterVersionMaySupport) {
   ring.type[0] = 1;
   gpushm_ring* opened = nullptr;
   EXPECT_EQ(gpushm_ring_open(client_.get(), "video", &ring, &opened), GPUSHM_UNSUPPORTED);
-  auto signal = Sized<gpushm_signal_options>();
-  signal.role = GPUSHM_SIGNAL_WRITER;
-  signal.gpu = 1;
-  gpushm_signal* made = nullptr;
-  EXPECT_EQ(gpushm_signal_open(client_.get(), "frame", &signal, &made), GPUSHM_INVALID_ARGUMENT);
-  EXPECT_THAT(gpushm_last_error()->what, HasSubstr("gpu is 1"));
 }
 
 TEST_F(ClientTest, DetachKnowsPendingWork) {

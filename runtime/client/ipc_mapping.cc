@@ -25,13 +25,13 @@ struct Opened {
   CUdeviceptr base = 0;
   uint32_t uses = 0;
 };
-struct Table {
+struct OpenedTable {
   std::mutex mutex;
   std::map<Key, Opened> opened;
 };
 
-Table& GlobalTable() {
-  static constinit PerProcess<Table> table;
+OpenedTable& GlobalTable() {
+  static constinit PerProcess<OpenedTable> table;
   return table.Get();
 }
 
@@ -46,7 +46,7 @@ Result<IpcMapping> IpcMapping::Open(const CudaApi& api, const Handle& handle) {
                 "on this thread, first call cudaFree(0), "
                 "or cuDevicePrimaryCtxRetain and cuCtxSetCurrent");
   }
-  Table& table = GlobalTable();
+  OpenedTable& table = GlobalTable();
   const std::lock_guard lock(table.mutex);
   const Key key{&api, context, handle};
   Opened& opened = table.opened[key];
@@ -68,7 +68,7 @@ Result<IpcMapping> IpcMapping::Open(const CudaApi& api, const Handle& handle) {
 
 IpcMapping::~IpcMapping() {
   if (base_ == 0) return;
-  Table& table = GlobalTable();
+  OpenedTable& table = GlobalTable();
   const std::lock_guard lock(table.mutex);
   for (auto entry = table.opened.begin(); entry != table.opened.end(); ++entry) {
     if (entry->first.context != context_ || entry->second.base != base_) continue;

@@ -9,7 +9,6 @@ namespace {
 
 using signal::CellState;
 using signal::FrameSettings;
-using signal::Kind;
 
 // Slots are aligned for kernels.
 constexpr uint64_t kSlotAlignment = 512;
@@ -33,8 +32,8 @@ Result<void> CheckRingName(std::string_view name) {
 Result<OpenPage> AttachPage(Client* client, std::string_view name, AttachOptions options,
                             const Wait& wait) {
   options.called = name;
-  return OpenPage::Attach(client, Concat(name, kPageSuffix), options, {Kind::kRing, Kind::kQueue},
-                          wait);
+  return OpenPage::Attach(client, Concat(name, kPageSuffix), options,
+                          {signal::Kind::kRing, signal::Kind::kQueue}, wait);
 }
 
 // Memory for the frames: the pod's declared buffer if it is fresh, otherwise memory of its own. A
@@ -127,7 +126,7 @@ Result<std::unique_ptr<Ring>> Ring::Make(Client* client, std::string_view name,
   settings.generation = frames->facts().generation;
   page->SetSettings(settings.ToHeader());
   Participant participant;
-  if (options.kind == Kind::kQueue) {
+  if (options.kind == signal::Kind::kQueue) {
     auto writer = signal::QueueWriter::Open(page->page(), page->lease());
     if (!writer) return std::unexpected(writer.error());
     participant.emplace<signal::QueueWriter>(std::move(*writer));
@@ -172,7 +171,7 @@ Result<std::unique_ptr<Ring>> Ring::Join(std::string_view name, const Options& o
                 "close the ring and open it again; if this happens again, restart its writer");
   }
   Participant participant;
-  if (page.page().kind() == Kind::kQueue) {
+  if (page.page().kind() == signal::Kind::kQueue) {
     auto worker = signal::QueueWorker::Join(page.page(), page.lease());
     if (!worker) return std::unexpected(worker.error());
     participant.emplace<signal::QueueWorker>(std::move(*worker));

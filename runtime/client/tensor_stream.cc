@@ -15,7 +15,7 @@
 namespace gpushm::client {
 namespace {
 
-constexpr uint64_t kChunkBytes = uint64_t{1} << 20;
+constexpr uint64_t kStreamBytes = uint64_t{1} << 20;
 
 }  // namespace
 
@@ -72,12 +72,12 @@ Result<void> TensorStream::State::TryWrite() {
     return Fail(Code::kBusy, "the load has ended");
   };
   FileWriter to(writer.get(), FileWay::kStream, tick);
-  std::vector<std::byte> chunk(kChunkBytes);
+  std::vector<std::byte> chunk(kStreamBytes);
   uint64_t written = 0;
   const auto pad = [&](uint64_t end) -> Result<void> {
-    if (written < end) std::memset(chunk.data(), 0, std::min(end - written, kChunkBytes));
+    if (written < end) std::memset(chunk.data(), 0, std::min(end - written, kStreamBytes));
     while (written < end) {
-      const uint64_t bytes = std::min(end - written, kChunkBytes);
+      const uint64_t bytes = std::min(end - written, kStreamBytes);
       if (auto done = to.Write(chunk.data(), bytes, 0); !done) return done;
       written += bytes;
     }
@@ -91,7 +91,7 @@ Result<void> TensorStream::State::TryWrite() {
       if (auto done = pad(segment.buffer_offset); !done) return done;
       for (uint64_t at = 0; at < segment.bytes;) {
         const ssize_t got =
-            pread(part.file.fd, chunk.data(), std::min(segment.bytes - at, kChunkBytes),
+            pread(part.file.fd, chunk.data(), std::min(segment.bytes - at, kStreamBytes),
                   static_cast<off_t>(segment.file_offset + at));
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return FailSystem(errno, Concat("read ", part.file.name));

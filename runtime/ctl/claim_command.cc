@@ -13,11 +13,10 @@
 namespace gpushm::ctl {
 namespace {
 
-using Json = nlohmann::json;
 
 constexpr uint64_t kStepBytes = uint64_t{2} << 20;  // Of the capacity `memory`.
 
-struct Arguments {
+struct ClaimArguments {
   std::string name;
   uint64_t bytes = 0;
   std::string others = "read";
@@ -25,13 +24,13 @@ struct Arguments {
 };
 
 // A list in YAML, each entry in JSON.
-std::string Lines(const char* key, const Json& list) {
+std::string Lines(const char* key, const nlohmann::json& list) {
   std::string text = Concat("    ", key, ":\n");
-  for (const Json& entry : list) text += Concat("    - ", entry.dump(), "\n");
+  for (const nlohmann::json& entry : list) text += Concat("    - ", entry.dump(), "\n");
   return text;
 }
 
-Result<ExitCode> Run(const Context& context, const Arguments& arguments) {
+Result<ExitCode> RunClaim(const Context& context, const ClaimArguments& arguments) {
   if (!IsDnsSubdomain(arguments.name)) {
     return Fail(Code::kInvalidArgument,
                 Concat(Quote(arguments.name), " is not the name of a Kubernetes object"),
@@ -42,12 +41,12 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments) {
   if (wanted.nvlink && wanted.gpus == 1) {
     return Fail(Code::kInvalidArgument, "--nvlink needs at least two GPUs", "add --gpus 2");
   }
-  Json metadata = {{"name", arguments.name}};
+  nlohmann::json metadata = {{"name", arguments.name}};
   if (arguments.others != "read")
     metadata["annotations"] = {{claims::kOthersKey, arguments.others}};
-  const Json spec = claims::ClaimSpec(wanted);
+  const nlohmann::json spec = claims::ClaimSpec(wanted);
   if (context.globals.json) {
-    return PrintDone(Json{{"apiVersion", "resource.k8s.io/v1"},
+    return PrintDone(nlohmann::json{{"apiVersion", "resource.k8s.io/v1"},
                           {"kind", "ResourceClaim"},
                           {"metadata", metadata},
                           {"spec", spec}}
@@ -75,7 +74,7 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments) {
 void AddClaimCommand(CLI::App* app, Context* context) {
   CLI::App* const command = app->add_subcommand(
       "claim", "Print a ResourceClaim with which pods share GPU memory, for kubectl apply");
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<ClaimArguments>();
   command->add_option("NAME", arguments->name, "The claim's name")->required();
   AddBytesOption(command, "--memory", &arguments->bytes,
                  "GPU memory of all pods together, of each GPU: the owner's buffers, and about 1Gi "
@@ -101,7 +100,7 @@ void AddClaimCommand(CLI::App* app, Context* context) {
                     "Only GPUs with NVLink between each two of them");
   command->add_flag("--mps", arguments->wanted.mps,
                     "One pod, with the role mps, runs an MPS daemon for all pods of the claim");
-  command->callback([=] { context->action = [=] { return Run(*context, *arguments); }; });
+  command->callback([=] { context->action = [=] { return RunClaim(*context, *arguments); }; });
 }
 
 }  // namespace gpushm::ctl

@@ -18,7 +18,7 @@ Status LastError(gpushm_status status) {
   return Status(static_cast<Code>(status), error->what, error->remedy);
 }
 
-Result<void> Check(gpushm_status status) {
+Result<void> CheckStatus(gpushm_status status) {
   if (status == GPUSHM_OK) return {};
   return std::unexpected(LastError(status));
 }
@@ -29,7 +29,7 @@ Result<std::vector<Info>> FillAll(Fill fill) {
   for (int attempt = 0;; ++attempt) {
     size_t count = 0;
     GPUSHM_INIT(entries.data());
-    if (auto done = Check(fill(entries.data(), entries.size(), &count)); !done) {
+    if (auto done = CheckStatus(fill(entries.data(), entries.size(), &count)); !done) {
       return std::unexpected(done.error());
     }
     if (count <= entries.size() || attempt == kGrowAttempts) {
@@ -67,7 +67,7 @@ Result<gpushm_transfer_result> Transfer(int standard, const std::string& path,
   gpushm_transfer_result result;
   GPUSHM_INIT(&result);
   const char* const file = path == "-" ? nullptr : path.c_str();
-  if (auto done = Check(call(file, &options, &result)); !done) {
+  if (auto done = CheckStatus(call(file, &options, &result)); !done) {
     return std::unexpected(done.error());
   }
   return result;
@@ -82,7 +82,7 @@ Result<Connection> Connection::Open(const ConnectOptions& options) {
   if (!options.pod_uid.empty()) opening.pod_uid = options.pod_uid.c_str();
   opening.timeout_ms = options.timeout_ms;
   gpushm_client* client = nullptr;
-  if (auto done = Check(gpushm_open(&opening, &client)); !done) {
+  if (auto done = CheckStatus(gpushm_open(&opening, &client)); !done) {
     return std::unexpected(done.error());
   }
   return Connection(client);
@@ -97,7 +97,7 @@ Result<std::vector<gpushm_info>> Connection::List() {
 Result<gpushm_info> Connection::Lookup(const std::string& name) {
   gpushm_info info;
   GPUSHM_INIT(&info);
-  if (auto done = Check(gpushm_lookup(client_.get(), name.c_str(), &info)); !done) {
+  if (auto done = CheckStatus(gpushm_lookup(client_.get(), name.c_str(), &info)); !done) {
     return std::unexpected(done.error());
   }
   return info;
@@ -109,7 +109,7 @@ Result<std::vector<Connection::Tensor>> Connection::Tensors(const std::string& n
   GPUSHM_INIT(&options);
   options.timeout_ms = timeout_ms;
   gpushm_tensors* opened = nullptr;
-  if (auto done = Check(gpushm_tensors_open(client_.get(), name.c_str(), &options, &opened));
+  if (auto done = CheckStatus(gpushm_tensors_open(client_.get(), name.c_str(), &options, &opened));
       !done) {
     return std::unexpected(done.error());
   }
@@ -119,7 +119,7 @@ Result<std::vector<Connection::Tensor>> Connection::Tensors(const std::string& n
   for (size_t i = 0; i < tensors.size(); ++i) {
     gpushm_tensor tensor;
     GPUSHM_INIT(&tensor);
-    if (auto done = Check(gpushm_tensors_get(opened, i, &tensor)); !done) {
+    if (auto done = CheckStatus(gpushm_tensors_get(opened, i, &tensor)); !done) {
       return std::unexpected(done.error());
     }
     tensors[i] = {.name = tensor.name,
@@ -141,7 +141,7 @@ Result<uint64_t> Connection::Measure(const std::string& path, uint32_t format) {
                      path.ends_with(".safetensors.index.json");
   if (format == GPUSHM_FORMAT_TENSORS || (format == GPUSHM_FORMAT_AUTO && model)) {
     uint64_t size_bytes = 0;
-    if (auto done = Check(gpushm_tensors_measure(path.c_str(), &size_bytes, nullptr)); !done) {
+    if (auto done = CheckStatus(gpushm_tensors_measure(path.c_str(), &size_bytes, nullptr)); !done) {
       return std::unexpected(done.error());
     }
     return size_bytes;
@@ -169,7 +169,7 @@ Result<gpushm_info> Connection::WaitFor(const std::string& name, uint64_t min_ge
   options.timeout_ms = timeout_ms;
   gpushm_info info;
   GPUSHM_INIT(&info);
-  if (auto done = Check(gpushm_wait(client_.get(), name.c_str(), min_generation, &options, &info));
+  if (auto done = CheckStatus(gpushm_wait(client_.get(), name.c_str(), min_generation, &options, &info));
       !done) {
     return std::unexpected(done.error());
   }
@@ -186,7 +186,7 @@ Result<std::vector<gpushm_holder>> Connection::Holders(const std::string& name) 
 Result<BrokerFacts> Connection::Broker() {
   BrokerFacts facts;
   GPUSHM_INIT(&facts.info);
-  if (auto done = Check(gpushm_broker_get_info(client_.get(), &facts.info)); !done) {
+  if (auto done = CheckStatus(gpushm_broker_get_info(client_.get(), &facts.info)); !done) {
     return std::unexpected(done.error());
   }
   auto gpus = FillAll<gpushm_gpu_info>([&](gpushm_gpu_info* infos, size_t capacity, size_t* count) {
@@ -199,14 +199,14 @@ Result<BrokerFacts> Connection::Broker() {
 
 Result<void> Connection::Create(const std::string& name, uint64_t size_bytes,
                                 const gpushm_create_options& options) {
-  return Check(gpushm_create(client_.get(), name.c_str(), size_bytes, &options, nullptr));
+  return CheckStatus(gpushm_create(client_.get(), name.c_str(), size_bytes, &options, nullptr));
 }
 
 Result<void> Connection::Delete(const std::string& name, int64_t timeout_ms) {
   gpushm_delete_options options;
   GPUSHM_INIT(&options);
   options.timeout_ms = timeout_ms;
-  return Check(gpushm_delete(client_.get(), name.c_str(), &options));
+  return CheckStatus(gpushm_delete(client_.get(), name.c_str(), &options));
 }
 
 Result<gpushm_transfer_result> Connection::Load(const std::string& name, const std::string& path,
@@ -226,7 +226,7 @@ Result<gpushm_transfer_result> Connection::LoadNext(const std::string& name,
   making.unpublished = 1;
   making.timeout_ms = settings.timeout_ms;
   gpushm_attachment* made = nullptr;
-  if (auto done = Check(gpushm_replace(client_.get(), name.c_str(), size_bytes, &making, &made));
+  if (auto done = CheckStatus(gpushm_replace(client_.get(), name.c_str(), size_bytes, &making, &made));
       !done) {
     return std::unexpected(done.error());
   }
@@ -240,8 +240,8 @@ Result<gpushm_transfer_result> Connection::LoadNext(const std::string& name,
   if (!moved) return moved;
   gpushm_attachment_info info;
   GPUSHM_INIT(&info);
-  auto done = Check(gpushm_attachment_get_info(next.get(), &info));
-  if (done) done = Check(gpushm_attachment_publish(next.get()));
+  auto done = CheckStatus(gpushm_attachment_get_info(next.get(), &info));
+  if (done) done = CheckStatus(gpushm_attachment_publish(next.get()));
   if (!done) return std::unexpected(done.error());
   *generation = info.generation;
   return moved;

@@ -1,4 +1,5 @@
 // gpushmctl as people run it (integration_testing.h).
+#include "platform/base/testing/main.h"
 #include "platform/base/version.h"
 #include "runtime/ctl/integration_testing.h"
 #include "runtime/include/gpushm/sync.h"
@@ -277,8 +278,7 @@ TEST_F(CtlTest, EqualPidsOverCuipc) {
       // A child of fork() may not use the parent's library, but a new program may. So this runs the
       // test program again.
       dup2(ready[1], STDOUT_FILENO);
-      setenv("GPUSHM_TEST_OFFER", "1", 1);
-      Exec({"/proc/self/exe"});
+      Exec({"/proc/self/exe", "offer"});
     }
     waitpid(-1, nullptr, 0);
     _exit(0);
@@ -337,7 +337,7 @@ TEST_F(CtlTest, BashCompletes) {
 }
 
 // Offers 2 MiB of cudaMalloc memory and stays until it is killed.
-int OfferAndStay() {
+int OfferAndStay(const std::vector<std::string>&) {
   const auto api = CudaApi::Load(DriverFolderFromEnvironment());
   if (!api || !(*api)->Init()) return 1;
   const auto context = PrimaryContext::Retain(**api, 0);
@@ -355,11 +355,7 @@ int OfferAndStay() {
   for (;;) pause();
 }
 
+const testing::TestRole kOfferRole("offer", OfferAndStay);
+
 }  // namespace
 }  // namespace gpushm::ctl
-
-int main(int argc, char** argv) {
-  if (std::getenv("GPUSHM_TEST_OFFER") != nullptr) return gpushm::ctl::OfferAndStay();
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

@@ -76,7 +76,7 @@ std::vector<Check> Examine(const Globals& globals, const BrokerView& broker, int
   return checks;
 }
 
-Result<ExitCode> Run(const Context& context) {
+Result<ExitCode> RunDoctor(const Context& context) {
   const Globals& globals = context.globals;
   const int64_t wait_ms = globals.timeout_ms ? std::max<int64_t>(*globals.timeout_ms, 1) : kTryMs;
   const BrokerView broker = AskBroker(context.Connect());
@@ -93,7 +93,7 @@ void AddDoctorCommand(CLI::App* app, Context* context) {
   app->add_subcommand("doctor",
                       "Check everything that gpushm needs here, each GPU check in "
                       "a process of its own, and print a remedy for each failure")
-      ->callback([=] { context->action = [=] { return Run(*context); }; });
+      ->callback([=] { context->action = [=] { return RunDoctor(*context); }; });
 }
 
 }  // namespace gpushm::ctl

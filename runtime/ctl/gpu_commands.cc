@@ -29,14 +29,14 @@ using status::Pool;
 constexpr int64_t kTimeoutMs = 15'000;  // The plugin looks at least every ten seconds.
 constexpr int kStepMs = 100;
 
-struct Arguments {
+struct GpuArguments {
   std::string gpu;  // UUID or index.
   std::string reason;
   std::string state_folder{"/var/lib/gpushm"};
   std::string node{kNodeAddress};
 };
 
-Result<status::Node> Ask(const Arguments& arguments, const Deadline& deadline) {
+Result<status::Node> Ask(const GpuArguments& arguments, const Deadline& deadline) {
   const Result<Address> address = ParseAddress(arguments.node);
   if (!address) return std::unexpected(address.error());
   const Result<std::string> body = HttpGet(*address, "/status.json", deadline);
@@ -97,7 +97,7 @@ std::string AsJson(const std::vector<Gpu>& gpus) {
   return JsonText(json);
 }
 
-Result<ExitCode> RunList(const Context& context, const Arguments& arguments) {
+Result<ExitCode> RunList(const Context& context, const GpuArguments& arguments) {
   const int64_t timeout_ms = context.globals.timeout_ms.value_or(kTimeoutMs);
   const Result<status::Node> node = Ask(arguments, Deadline::AfterMs(timeout_ms));
   if (!node) return std::unexpected(node.error());
@@ -116,7 +116,7 @@ Result<ExitCode> RunList(const Context& context, const Arguments& arguments) {
 }
 
 // Waits until the plugin shows it.
-Result<std::vector<Gpu>> WaitUntil(const Arguments& arguments, bool drained,
+Result<std::vector<Gpu>> WaitUntil(const GpuArguments& arguments, bool drained,
                                    const Deadline& deadline) {
   for (;;) {
     const Result<status::Node> node = Ask(arguments, deadline);
@@ -134,7 +134,7 @@ Result<std::vector<Gpu>> WaitUntil(const Arguments& arguments, bool drained,
   }
 }
 
-Result<ExitCode> RunChange(const Context& context, const Arguments& arguments, bool drain) {
+Result<ExitCode> RunChange(const Context& context, const GpuArguments& arguments, bool drain) {
   const Deadline deadline = Deadline::AfterMs(context.globals.timeout_ms.value_or(kTimeoutMs));
   const Result<status::Node> node = Ask(arguments, deadline);
   if (!node) return std::unexpected(node.error());
@@ -172,7 +172,7 @@ void AddGpuCommands(CLI::App* app, Context* context) {
   CLI::App* const gpu = app->add_subcommand(
       "gpu", "Show a node's GPUs, and take one out of service; run it in the plugin's pod");
   gpu->require_subcommand(1);
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<GpuArguments>();
   const auto add = [=](const char* name, const char* help, auto run) {
     CLI::App* const command = gpu->add_subcommand(name, help);
     command->add_option("--node", arguments->node, "The plugin's status address")
@@ -183,7 +183,7 @@ void AddGpuCommands(CLI::App* app, Context* context) {
   };
   const auto add_change = [=](const char* name, const char* help, bool drain) {
     CLI::App* const command =
-        add(name, help, [drain](const Context& context_now, const Arguments& given) {
+        add(name, help, [drain](const Context& context_now, const GpuArguments& given) {
           return RunChange(context_now, given, drain);
         });
     command->add_option("GPU", arguments->gpu, "The GPU's index or UUID")->required();

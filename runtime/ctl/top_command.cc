@@ -23,7 +23,7 @@ constexpr int kOtherLines = 6;
 
 constexpr int64_t kNodeTimeoutMs = 10'000;
 
-struct Arguments {
+struct TopArguments {
   int64_t interval_ms = 1000;
   uint64_t samples = 0;  // 0: until Ctrl-C.
   std::string sort = "name";
@@ -52,7 +52,8 @@ TopOrder OrderOf(std::string_view sort) {
 // Returns the text of one sample. `redraw`: for a screen, not for a file.
 using Sampler = std::function<Result<std::string>(bool redraw)>;
 
-Result<ExitCode> Watch(const Context& context, const Arguments& arguments, const Sampler& sample) {
+Result<ExitCode> Watch(const Context& context, const TopArguments& arguments,
+                       const Sampler& sample) {
   CatchInterrupt();
   const bool redraw = IsTerminal(STDOUT_FILENO) && !context.globals.json;
   for (uint64_t taken = 0;;) {
@@ -76,7 +77,7 @@ Result<ExitCode> Watch(const Context& context, const Arguments& arguments, const
   }
 }
 
-Result<ExitCode> RunPod(const Context& context, const Arguments& arguments) {
+Result<ExitCode> RunPod(const Context& context, const TopArguments& arguments) {
   Result<Connection> connection = context.Connect();
   if (!connection) return std::unexpected(connection.error());
   std::optional<TopSample> previous;
@@ -97,7 +98,7 @@ Result<ExitCode> RunPod(const Context& context, const Arguments& arguments) {
   });
 }
 
-Result<ExitCode> RunNode(const Context& context, const Arguments& arguments) {
+Result<ExitCode> RunNode(const Context& context, const TopArguments& arguments) {
   const Result<Address> address = ParseAddress(arguments.node);
   if (!address) return std::unexpected(address.error());
   const int64_t timeout_ms = context.globals.timeout_ms.value_or(kNodeTimeoutMs);
@@ -120,7 +121,7 @@ Result<ExitCode> RunNode(const Context& context, const Arguments& arguments) {
 void AddTopCommand(CLI::App* app, Context* context) {
   CLI::App* top =
       app->add_subcommand("top", "Show the pool and its buffers repeatedly, until Ctrl-C");
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<TopArguments>();
   AddDurationOption(
       top, "-i,--interval",
       [=](int64_t interval_ms) { arguments->interval_ms = std::max(interval_ms, kMinIntervalMs); },

@@ -19,7 +19,7 @@ constexpr int64_t kRedrawNs = 100'000'000;
 constexpr uint64_t kMinChunkBytes = uint64_t{1} << 20;
 constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
 
-struct Arguments {
+struct TransferArguments {
   std::string name;
   std::string path;
   std::string method = "auto";
@@ -107,7 +107,7 @@ uint32_t FileMethodOf(std::string_view method) {
 
 // Waits until there is a buffer to get a next generation. Returns the size of that one: as large as
 // the load needs, or, for a stream, 0, which is the present size.
-Result<uint64_t> PrepareNext(Connection* connection, const Arguments& arguments,
+Result<uint64_t> PrepareNext(Connection* connection, const TransferArguments& arguments,
                              TransferSettings* settings) {
   struct stat info{};
   const bool stream =
@@ -126,7 +126,8 @@ Result<uint64_t> PrepareNext(Connection* connection, const Arguments& arguments,
   return bytes;
 }
 
-Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool load) {
+Result<ExitCode> RunTransfer(const Context& context, const TransferArguments& arguments,
+                             bool load) {
   Result<Connection> connection = context.Connect();
   if (!connection) return std::unexpected(connection.error());
   const Watchdog watchdog(arguments.stall_ms);
@@ -190,7 +191,7 @@ Result<ExitCode> Run(const Context& context, const Arguments& arguments, bool lo
   return ExitCode::kOk;
 }
 
-void AddOptions(CLI::App* command, Arguments* arguments) {
+void AddOptions(CLI::App* command, TransferArguments* arguments) {
   command
       ->add_option("--method", arguments->method,
                    "Who moves the bytes: here (this process, "
@@ -230,7 +231,7 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
           : app->add_subcommand(
                 "save",
                 "Write a buffer's content to a file, replacing it as a whole (-: standard output)");
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<TransferArguments>();
   const auto file = [&] { command->add_option("FILE", arguments->path, "The file")->required(); };
   if (load) file();
   command->add_option("NAME", arguments->name, "The buffer")->required();
@@ -268,7 +269,7 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
       throw CLI::ValidationError("NAME", load ? "comes last: gpushmctl load - NAME"
                                               : "comes first: gpushmctl save NAME -");
     }
-    context->action = [=] { return Run(*context, *arguments, load); };
+    context->action = [=] { return RunTransfer(*context, *arguments, load); };
   });
 }
 

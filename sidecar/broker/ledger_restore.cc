@@ -8,7 +8,7 @@
 namespace gpushm::broker {
 namespace {
 
-std::string NameOf(const protocol::NameField& field) {
+std::string TextOf(const protocol::NameField& field) {
   return std::string(protocol::FromNameField(field));
 }
 
@@ -22,7 +22,7 @@ std::optional<Policy> DeclaredPolicy(const config::PodSpec& declared, const std:
 
 Policy StatedPolicy(const protocol::LinkBuffer& stated) {
   Policy policy;
-  policy.creator = NameOf(stated.creator);
+  policy.creator = TextOf(stated.creator);
   policy.writers_all = (stated.flags & protocol::kFlagWritersAll) != 0;
   policy.one_writer = (stated.flags & protocol::kFlagOneWriter) != 0;
   policy.until_unused = (stated.flags & protocol::kFlagUntilUnused) != 0;
@@ -41,7 +41,7 @@ Ledger::Restored Ledger::Restore(Kept kept, const config::PodSpec& declared) {
   RestoreLeases(kept, &restored);
   std::map<std::string, const protocol::LinkBuffer*> buffers;  // The last statement about each.
   for (const protocol::LinkBuffer& stated : kept.buffers) {
-    buffers.insert_or_assign(NameOf(stated.name), &stated);
+    buffers.insert_or_assign(TextOf(stated.name), &stated);
   }
   for (const auto& [name, stated] : buffers) RestoreBuffer(*stated, declared, &restored);
   // An offer by cuIpc is removed with its owner. If the owner was not stated, it is gone.
@@ -89,7 +89,7 @@ std::string Ledger::GenerationProblem(const Kept::Generation& generation,
       transport == protocol::Transport::kVmm || transport == protocol::Transport::kHost;
   if (stated.generation >= kMaxNumber) return "invalid number (never issued by a broker)";
   if (generations_.contains(stated.generation)) return "duplicate number";
-  if (!names.contains(NameOf(stated.name))) return "its buffer was not stated";
+  if (!names.contains(TextOf(stated.name))) return "its buffer was not stated";
   if (by_descriptor && !generation.memory) {
     return Concat("its memory was not received, though its transport is ", stated.transport);
   }
@@ -129,7 +129,7 @@ std::string Ledger::GenerationProblem(const Kept::Generation& generation,
 
 void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
   std::set<std::string> names;
-  for (const protocol::LinkBuffer& stated : kept->buffers) names.insert(NameOf(stated.name));
+  for (const protocol::LinkBuffer& stated : kept->buffers) names.insert(TextOf(stated.name));
   for (Kept::Generation& given : kept->generations) {
     const protocol::LinkGeneration& stated = given.stated;
     if (stated.generation < kMaxNumber) {
@@ -137,7 +137,7 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
     }
     if (const std::string problem = GenerationProblem(given, names); !problem.empty()) {
       restored->dropped.push_back(
-          Concat("generation ", stated.generation, " of ", NameOf(stated.name), ": ", problem));
+          Concat("generation ", stated.generation, " of ", TextOf(stated.name), ": ", problem));
       Memory refused;
       refused.descriptor = std::move(given.memory);
       refused.blocks = std::move(given.blocks);
@@ -146,7 +146,7 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
       continue;
     }
     Generation& generation = generations_[stated.generation];
-    generation.buffer = NameOf(stated.name);
+    generation.buffer = TextOf(stated.name);
     generation.publisher_client = stated.publisher_client;
     generation.offerer_client = stated.offerer_client;
     generation.created_unix_ns = stated.created_unix_ns;
@@ -233,7 +233,7 @@ bool Ledger::IsPublishable(uint64_t generation, const std::string& name) const {
 
 void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::PodSpec& pod,
                            Restored* restored) {
-  const std::string name = NameOf(stated.name);
+  const std::string name = TextOf(stated.name);
   const std::optional<Policy> declared = DeclaredPolicy(pod, name);
   const bool was_gone = (stated.current | stated.pending) == 0;
   if (was_gone) {
@@ -252,7 +252,7 @@ void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::Pod
                                   ? "the pod does not declare it any more"
                               : declared && has_current && declared->signal != is_page
                                   ? "it is declared as something else now"
-                              : !declared && NameOf(stated.creator).empty() ? "it has no creator"
+                              : !declared && TextOf(stated.creator).empty() ? "it has no creator"
                               : buffers_.size() >= limits_.buffers          ? "too many buffers"
                                                                             : nullptr;
   if (problem != nullptr) {

@@ -39,7 +39,7 @@ namespace {
 constexpr int64_t kAwaitFileMs = 2'000;
 constexpr int kLookMs = 100;
 
-struct Arguments {
+struct LoaderWords {
   std::string direction;
   ChildGpu gpu;
   uint64_t chunk_bytes = 0;
@@ -76,7 +76,7 @@ void Report(std::string line) {
 
 // A client chose the file way when it opened the file, and also sent what the descriptor does not
 // show. The broker leaves the choice to the loader.
-Result<FilePlan> ChooseWay(const Arguments& arguments, const Job& job) {
+Result<FilePlan> ChooseWay(const LoaderWords& arguments, const Job& job) {
   const auto asked = static_cast<FileWay>(arguments.file_way);
   FilePlan given{.way = WayOf(job.file.get())};
   if (arguments.own_file() && given.way != FileWay::kStream) {
@@ -106,7 +106,7 @@ auto Await(Open open) -> decltype(open()) {
   }
 }
 
-Result<Job> OpenOwnModel(const Arguments& arguments) {
+Result<Job> OpenOwnModel(const LoaderWords& arguments) {
   auto model = Await([&] {
     return tensors::OpenModel(arguments.path, [&](const std::string& path) {
       const bool is_folder = path.size() > 1 && path.ends_with('/');
@@ -121,7 +121,7 @@ Result<Job> OpenOwnModel(const Arguments& arguments) {
 }
 
 // Opens its own file, reports the size, and waits for its turn.
-Result<Job> OpenOwn(const Arguments& arguments) {
+Result<Job> OpenOwn(const LoaderWords& arguments) {
   if (tensors::IsModelName(arguments.path)) return OpenOwnModel(arguments);
   Result<UniqueFd> file = Await([&] { return OpenFileOf(arguments.folder, arguments.path); });
   if (!file) return std::unexpected(file.error());
@@ -138,7 +138,7 @@ Result<Job> OpenOwn(const Arguments& arguments) {
   return job;
 }
 
-Result<Job> TakeJob(const Arguments& arguments) {
+Result<Job> TakeJob(const LoaderWords& arguments) {
   Job job;
   if (arguments.own_file()) {
     Result<Job> own = OpenOwn(arguments);
@@ -174,7 +174,7 @@ Result<void> CheckTable(const UniqueFd& description, uint64_t content_bytes) {
               "load it again");
 }
 
-Result<std::string> MoveModel(const Arguments& arguments, const CudaApi& api, const Job& job,
+Result<std::string> MoveModel(const LoaderWords& arguments, const CudaApi& api, const Job& job,
                               CUdeviceptr address) {
   const tensors::Model& model = *job.model;
   uint64_t before_bytes = 0;  // Of the files that are done.
@@ -216,7 +216,7 @@ Result<std::string> MoveModel(const Arguments& arguments, const CudaApi& api, co
   return Concat("ok ", model.buffer_bytes, " ", static_cast<uint32_t>(way), " ", moving_ns, " 0");
 }
 
-Result<std::string> Move(const Arguments& arguments) {
+Result<std::string> Move(const LoaderWords& arguments) {
   const Result<Job> job = TakeJob(arguments);
   if (!job) return std::unexpected(job.error());
   const bool load = arguments.direction == "load";
@@ -270,7 +270,7 @@ Result<std::string> Move(const Arguments& arguments) {
 int LoaderMain(int argc, char** argv) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // Nobody waits for it once the broker is gone.
   signal(SIGPIPE, SIG_IGN);
-  Arguments arguments;
+  LoaderWords arguments;
   CLI::App app("The broker's loader. Only the broker starts it.");
   app.add_option("--direction", arguments.direction)->required();
   app.add_option("--device", arguments.gpu.device);

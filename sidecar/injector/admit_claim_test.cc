@@ -20,6 +20,7 @@ using testing::PodWith;
 using testing::ReviewOf;
 using testing::TestAdmission;
 using testing::TestSettings;
+using testing::VariableOf;
 
 const Json kWantsDra = {{"gpushm.io/allocation", "dra"}, {"buffers.gpushm.io/weights", "8Gi"}};
 
@@ -342,13 +343,6 @@ TEST(SharedClaim, AContainerThatLooksElsewhereStaysSo) {
 Json AsUser(Json pod, int uid) {
   pod["spec"]["securityContext"]["runAsUser"] = uid;
   return pod;
-}
-
-std::string VariableOf(const Json& container, const char* name) {
-  for (const Json& variable : container["env"]) {
-    if (variable["name"] == name) return variable["value"];
-  }
-  return "";
 }
 
 // Goal: pods of one claim run under one MPS daemon, which is in a pod of its own. Method: what each

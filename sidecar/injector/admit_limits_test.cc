@@ -22,8 +22,8 @@ using testing::TestAdmission;
 using testing::TestSettings;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-constexpr uint64_t kGiB = uint64_t{1} << 30;
-const Json kWeights = {{"buffers.gpushm.io/weights", "8Gi"}};
+constexpr uint64_t kBytesOfGiB = uint64_t{1} << 30;
+const Json kLimitedWeights = {{"buffers.gpushm.io/weights", "8Gi"}};
 
 Settings WithMost(uint64_t bytes) {
   Settings settings = TestSettings();
@@ -35,9 +35,9 @@ TEST(MaxPodMemory, APodThatNoGpuCanHoldIsDenied) {
   const Json pod = PodWith({"model"}, {{"buffers.gpushm.io/frames", "{size: 3Gi, generations: 2}"},
                                        {"gpushm.io/pool-extra", "2Gi"}});
   // Six for buffers, two for pool-extra, and one for the container.
-  EXPECT_TRUE(TestAdmission(WithMost(9 * kGiB)).Mutate(pod).allowed);
+  EXPECT_TRUE(TestAdmission(WithMost(9 * kBytesOfGiB)).Mutate(pod).allowed);
   EXPECT_TRUE(TestAdmission(WithMost(0)).Mutate(pod).allowed);
-  const Verdict verdict = TestAdmission(WithMost(9 * kGiB - 2 * kMiB)).Mutate(pod);
+  const Verdict verdict = TestAdmission(WithMost(9 * kBytesOfGiB - 2 * kMiB)).Mutate(pod);
   EXPECT_FALSE(verdict.allowed);
   EXPECT_TRUE(verdict.patch.empty());
   EXPECT_EQ(verdict.outcome, "pod");
@@ -51,14 +51,14 @@ TEST(MaxPodMemory, APodThatNoGpuCanHoldIsDenied) {
 
 // Goal: a pod is denied exactly if the scheduler would find no node, because units are whole.
 TEST(MaxPodMemory, CountsWholeUnits) {
-  Settings settings = WithMost(10 * kGiB - 2 * kMiB);
+  Settings settings = WithMost(10 * kBytesOfGiB - 2 * kMiB);
   const Json nine_and_a_bit =
       PodWith({"model"}, {{"buffers.gpushm.io/weights", "8Gi"}, {"gpushm.io/pool-extra", "2Mi"}});
   EXPECT_FALSE(TestAdmission(settings).Mutate(nine_and_a_bit).allowed);
   settings.unit_bytes = 2 * kMiB;
   EXPECT_TRUE(TestAdmission(settings).Mutate(nine_and_a_bit).allowed);
   // A pod that shares only signals takes a unit.
-  settings = WithMost(kGiB);
+  settings = WithMost(kBytesOfGiB);
   EXPECT_TRUE(
       TestAdmission(settings).Mutate(PodWith({"a"}, {{"signals.gpushm.io/s", ""}})).allowed);
 }
@@ -69,16 +69,16 @@ TEST(MaxPodMemory, SumsThatHaveNoEndAreToldAndDenied) {
     annotations["buffers.gpushm.io/b" + std::to_string(i)] = "{size: 64Ti, generations: 16}";
   }
   const Verdict verdict =
-      TestAdmission(WithMost(139 * kGiB)).Mutate(PodWith({"model"}, annotations));
+      TestAdmission(WithMost(139 * kBytesOfGiB)).Mutate(PodWith({"model"}, annotations));
   EXPECT_FALSE(verdict.allowed);
   EXPECT_THAT(verdict.message, HasSubstr("at most 139"));
 }
 
 // Goal: both endpoints decide the same, so no pod is patched and then denied.
 TEST(MaxPodMemory, HoldsForBothEndpoints) {
-  const Json injected = Injected(TestAdmission(), PodWith({"model"}, kWeights));
-  EXPECT_TRUE(TestAdmission(WithMost(9 * kGiB)).Validate(injected).allowed);
-  EXPECT_FALSE(TestAdmission(WithMost(8 * kGiB)).Validate(injected).allowed);
+  const Json injected = Injected(TestAdmission(), PodWith({"model"}, kLimitedWeights));
+  EXPECT_TRUE(TestAdmission(WithMost(9 * kBytesOfGiB)).Validate(injected).allowed);
+  EXPECT_FALSE(TestAdmission(WithMost(8 * kBytesOfGiB)).Validate(injected).allowed);
 }
 
 TEST(DeniedRuntimeClass, APodOfOursWithSuchAClassIsDenied) {
@@ -95,7 +95,7 @@ TEST(DeniedRuntimeClass, APodOfOursWithSuchAClassIsDenied) {
                                           {"nvidia", false},
                                           {"", false},
                                           {nullptr, false}}) {
-    Json pod = PodWith({"model"}, kWeights);
+    Json pod = PodWith({"model"}, kLimitedWeights);
     pod["spec"]["runtimeClassName"] = name;
     EXPECT_TRUE(TestAdmission().Mutate(pod).allowed) << name;
     const Verdict verdict = TestAdmission(settings).Mutate(pod);

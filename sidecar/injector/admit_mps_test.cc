@@ -16,19 +16,13 @@ using testing::Injected;
 using testing::PodWith;
 using testing::TestAdmission;
 using testing::TestSettings;
+using testing::VariableOf;
 
-Json PodOf(Json annotations, std::optional<int64_t> uid = 1000) {
+Json MpsPodOf(Json annotations, std::optional<int64_t> uid = 1000) {
   annotations["buffers.gpushm.io/weights"] = "8Gi";
   Json pod = PodWith({"model", "decoder"}, std::move(annotations));
   if (uid) pod["spec"]["securityContext"]["runAsUser"] = *uid;
   return pod;
-}
-
-std::string VariableOf(const Json& container, const std::string& name) {
-  for (const Json& variable : container.value("env", Json::array())) {
-    if (variable["name"] == name) return variable["value"];
-  }
-  return "none";
 }
 
 std::vector<std::string> InitContainers(const Json& pod) {
@@ -39,7 +33,7 @@ std::vector<std::string> InitContainers(const Json& pod) {
 
 TEST(Mps, ADaemonAfterTheSidecarAndItsFolderInEachContainer) {
   const Admission admission = TestAdmission();
-  const Json pod = Injected(admission, PodOf({{"gpushm.io/mps", "true"}}));
+  const Json pod = Injected(admission, MpsPodOf({{"gpushm.io/mps", "true"}}));
   EXPECT_THAT(InitContainers(pod), ElementsAre("gpushm", "gpushm-mps"));
   const Json mps = ContainerOf(pod, "gpushm-mps");
   EXPECT_EQ(mps["restartPolicy"], "Always");
@@ -68,7 +62,7 @@ TEST(Mps, ADaemonAfterTheSidecarAndItsFolderInEachContainer) {
 
 TEST(Mps, NothingOfItInAPodThatDoesNotAsk) {
   for (const Json& annotations : {Json::object(), Json{{"gpushm.io/mps", "false"}}}) {
-    const Json pod = Injected(TestAdmission(), PodOf(annotations));
+    const Json pod = Injected(TestAdmission(), MpsPodOf(annotations));
     EXPECT_THAT(InitContainers(pod), ElementsAre("gpushm"));
     EXPECT_EQ(pod.dump().find("CUDA_MPS"), std::string::npos);
   }
@@ -77,11 +71,11 @@ TEST(Mps, NothingOfItInAPodThatDoesNotAsk) {
 TEST(Mps, LimitsAreThePrivateMemoryAndWhatAContainerMayAttach) {
   const Json pod = Injected(
       TestAdmission(),
-      PodOf({{"gpushm.io/mps", "true"},
-             {"gpushm.io/enforce-private", "true"},
-             {"private.gpushm.io/model", "2Gi"},
-             {"buffers.gpushm.io/frames", "{size: 1Mi, generations: 3, containers: [decoder]}"},
-             {"compute.gpushm.io/decoder", "25"}}));
+      MpsPodOf({{"gpushm.io/mps", "true"},
+                {"gpushm.io/enforce-private", "true"},
+                {"private.gpushm.io/model", "2Gi"},
+                {"buffers.gpushm.io/frames", "{size: 1Mi, generations: 3, containers: [decoder]}"},
+                {"compute.gpushm.io/decoder", "25"}}));
   const Json model = ContainerOf(pod, "model");
   const Json decoder = ContainerOf(pod, "decoder");
   // 2 GiB and 8 GiB; 1 GiB, 8 GiB and three times 2 MiB.
@@ -96,15 +90,15 @@ TEST(Mps, TheUidIsThatOfTheContainers) {
   const auto uid = [](const Json& pod) {
     return ContainerOf(pod, "gpushm-mps")["securityContext"]["runAsUser"].get<int64_t>();
   };
-  Json own = PodOf(mps, std::nullopt);
+  Json own = MpsPodOf(mps, std::nullopt);
   for (Json& container : own["spec"]["containers"]) container["securityContext"]["runAsUser"] = 77;
   EXPECT_EQ(uid(Injected(TestAdmission(), own)), 77);
   Json told = mps;
   told["gpushm.io/mps-uid"] = "4711";
-  EXPECT_EQ(uid(Injected(TestAdmission(), PodOf(told, std::nullopt))), 4711);
+  EXPECT_EQ(uid(Injected(TestAdmission(), MpsPodOf(told, std::nullopt))), 4711);
 
   // Root: no claim that it is not.
-  const Json root = Injected(TestAdmission(), PodOf(mps, 0));
+  const Json root = Injected(TestAdmission(), MpsPodOf(mps, 0));
   EXPECT_EQ(ContainerOf(root, "gpushm-mps")["securityContext"]["runAsNonRoot"], false);
 
   told["gpushm.io/mps-uid"] = "any";
@@ -124,40 +118,40 @@ TEST(Mps, WhatItCannotServeIsDeniedWithTheRemedy) {
     EXPECT_FALSE(verdict.allowed);
     return verdict.message;
   };
-  EXPECT_THAT(denied(PodOf(mps, std::nullopt)),
+  EXPECT_THAT(denied(MpsPodOf(mps, std::nullopt)),
               AllOf(HasSubstr("runAsUser: is not set"), HasSubstr("gpushm.io/mps-uid: \"1000\"")));
-  Json two = PodOf(mps);
+  Json two = MpsPodOf(mps);
   two["spec"]["containers"][1]["securityContext"]["runAsUser"] = 1001;
   EXPECT_THAT(denied(two), AllOf(HasSubstr("is 1001"), HasSubstr("says 1000"),
                                  HasSubstr("gpushm.io/mps-uid: any")));
   // Whichever of them comes first.
   for (const size_t known : {size_t{0}, size_t{1}}) {
-    Json one = PodOf(mps, std::nullopt);
+    Json one = MpsPodOf(mps, std::nullopt);
     one["spec"]["containers"][known]["securityContext"]["runAsUser"] = 1000;
     EXPECT_THAT(denied(one), HasSubstr("runAsUser: is not set")) << known;
   }
   Json other = mps;
   other["gpushm.io/mps-uid"] = "5";
-  EXPECT_THAT(denied(PodOf(other)), HasSubstr("says 5"));
+  EXPECT_THAT(denied(MpsPodOf(other)), HasSubstr("says 5"));
   other["gpushm.io/mps-uid"] = "everybody";
-  EXPECT_THAT(denied(PodOf(other)), HasSubstr("gpushm.io/mps-uid"));
-  EXPECT_THAT(denied(PodOf({{"gpushm.io/enforce-private", "true"}})),
+  EXPECT_THAT(denied(MpsPodOf(other)), HasSubstr("gpushm.io/mps-uid"));
+  EXPECT_THAT(denied(MpsPodOf({{"gpushm.io/enforce-private", "true"}})),
               AllOf(HasSubstr("needs MPS"), HasSubstr("gpushm.io/mps: \"true\"")));
-  EXPECT_THAT(denied(PodOf({{"compute.gpushm.io/model", "50"}})), HasSubstr("needs MPS"));
-  EXPECT_THAT(denied(PodOf({{"gpushm.io/mps", "true"}, {"compute.gpushm.io/model", "0"}})),
+  EXPECT_THAT(denied(MpsPodOf({{"compute.gpushm.io/model", "50"}})), HasSubstr("needs MPS"));
+  EXPECT_THAT(denied(MpsPodOf({{"gpushm.io/mps", "true"}, {"compute.gpushm.io/model", "0"}})),
               HasSubstr("compute.gpushm.io/model"));
-  EXPECT_THAT(denied(PodOf({{"gpushm.io/mps", "true"}, {"compute.gpushm.io/modle", "50"}})),
+  EXPECT_THAT(denied(MpsPodOf({{"gpushm.io/mps", "true"}, {"compute.gpushm.io/modle", "50"}})),
               HasSubstr("the nearest is \"model\""));
-  Json set = PodOf(mps);
+  Json set = MpsPodOf(mps);
   set["spec"]["containers"][0]["env"] =
       Json::parse(R"([{"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/tmp/mine"}])");
   EXPECT_THAT(denied(set), HasSubstr("CUDA_MPS_PIPE_DIRECTORY: gpushm sets this variable"));
-  Json named = PodOf(mps);
+  Json named = MpsPodOf(mps);
   named["spec"]["containers"][0]["name"] = "gpushm-mps";
   EXPECT_THAT(denied(named), HasSubstr("reserved for the MPS daemon"));
-  Json host_ipc = PodOf({{"gpushm.io/mps", "true"},
-                         {"gpushm.io/enforce-private", "true"},
-                         {"gpushm.io/host-ipc", "true"}});
+  Json host_ipc = MpsPodOf({{"gpushm.io/mps", "true"},
+                            {"gpushm.io/enforce-private", "true"},
+                            {"gpushm.io/host-ipc", "true"}});
   host_ipc["spec"]["hostIPC"] = true;
   EXPECT_THAT(denied(host_ipc), HasSubstr("memory of other pods counts"));
 }
@@ -166,17 +160,18 @@ TEST(Mps, TheOperatorsDefaultDeniesNobody) {
   Settings settings = TestSettings();
   settings.mps = true;
   const Admission admission = TestAdmission(settings);
-  EXPECT_THAT(InitContainers(Injected(admission, PodOf({}))), ElementsAre("gpushm", "gpushm-mps"));
-  EXPECT_THAT(InitContainers(Injected(admission, PodOf({{"gpushm.io/mps", "false"}}))),
+  EXPECT_THAT(InitContainers(Injected(admission, MpsPodOf({}))),
+              ElementsAre("gpushm", "gpushm-mps"));
+  EXPECT_THAT(InitContainers(Injected(admission, MpsPodOf({{"gpushm.io/mps", "false"}}))),
               ElementsAre("gpushm"));
-  const Json unknown = PodOf({}, std::nullopt);
+  const Json unknown = MpsPodOf({}, std::nullopt);
   EXPECT_THAT(InitContainers(Injected(admission, unknown)), ElementsAre("gpushm"));
   EXPECT_THAT(admission.Mutate(unknown).warnings, ElementsAre(HasSubstr("runs without MPS")));
 }
 
 TEST(Mps, WhatAnotherWebhookRemovedComesBackOrIsDenied) {
   const Admission admission = TestAdmission();
-  const Json pod = Injected(admission, PodOf({{"gpushm.io/mps", "true"}}));
+  const Json pod = Injected(admission, MpsPodOf({{"gpushm.io/mps", "true"}}));
   Json without = pod;
   without["spec"]["initContainers"].erase(1);
   EXPECT_FALSE(admission.Validate(without).allowed);
@@ -188,7 +183,7 @@ TEST(Mps, WhatAnotherWebhookRemovedComesBackOrIsDenied) {
 
 TEST(Exclusive, TheSidecarRequestsTheGpuAlone) {
   const Admission admission = TestAdmission();
-  Json pod = Injected(admission, PodOf({{"gpushm.io/exclusive", "true"}}, std::nullopt));
+  Json pod = Injected(admission, MpsPodOf({{"gpushm.io/exclusive", "true"}}, std::nullopt));
   for (const std::string list : {"limits", "requests"}) {
     EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"][list]["gpushm.io/exclusive"], "1");
     EXPECT_FALSE(ContainerOf(pod, "model")["resources"]
@@ -197,8 +192,8 @@ TEST(Exclusive, TheSidecarRequestsTheGpuAlone) {
   }
   EXPECT_TRUE(admission.Validate(pod).allowed) << admission.Validate(pod).message;
   for (const char* const value : {"false", ""}) {
-    const Json shares = value[0] == 0 ? PodOf({}, std::nullopt)
-                                      : PodOf({{"gpushm.io/exclusive", value}}, std::nullopt);
+    const Json shares = value[0] == 0 ? MpsPodOf({}, std::nullopt)
+                                      : MpsPodOf({{"gpushm.io/exclusive", value}}, std::nullopt);
     EXPECT_EQ(
         ContainerOf(Injected(admission, shares), "gpushm").dump().find("gpushm.io/exclusive\":"),
         std::string::npos);
@@ -213,14 +208,14 @@ TEST(Exclusive, TheSidecarRequestsTheGpuAlone) {
               HasSubstr("its sidecar must request 1 gpushm.io/exclusive"));
   EXPECT_EQ(ContainerOf(Injected(admission, changed), "gpushm")["resources"],
             ContainerOf(pod, "gpushm")["resources"]);
-  Json own = PodOf({}, std::nullopt);
+  Json own = MpsPodOf({}, std::nullopt);
   own["spec"]["containers"][0]["resources"]["limits"]["gpushm.io/exclusive"] = "1";
   EXPECT_THAT(admission.Mutate(own).message, HasSubstr("only gpushm may request this resource"));
 }
 
 TEST(CudaIpc, ALibraryThatTheLinkerLoadsInEachContainerThatAttaches) {
   const Admission admission = TestAdmission();
-  const Json pod = Injected(admission, PodOf({{"gpushm.io/cuda-ipc", "true"}}, std::nullopt));
+  const Json pod = Injected(admission, MpsPodOf({{"gpushm.io/cuda-ipc", "true"}}, std::nullopt));
   for (const std::string name : {"model", "decoder"}) {
     EXPECT_EQ(ContainerOf(pod, name)["volumeMounts"][1], Json::parse(R"({
         "name": "gpushm", "mountPath": "/run/gpushm-cuda-ipc", "subPath": ".cuda-ipc",
@@ -233,9 +228,9 @@ TEST(CudaIpc, ALibraryThatTheLinkerLoadsInEachContainerThatAttaches) {
               HasSubstr(R"("--cuda-ipc","/run/gpushm/.cuda-ipc")"));
   EXPECT_TRUE(admission.Validate(pod).allowed) << admission.Validate(pod).message;
   EXPECT_EQ(admission.Mutate(pod).outcome, "unchanged");
-  EXPECT_EQ(Injected(admission, PodOf({})).dump().find("ld.so.preload"), std::string::npos);
+  EXPECT_EQ(Injected(admission, MpsPodOf({})).dump().find("ld.so.preload"), std::string::npos);
 
-  Json taken = PodOf({{"gpushm.io/cuda-ipc", "true"}});
+  Json taken = MpsPodOf({{"gpushm.io/cuda-ipc", "true"}});
   taken["spec"]["volumes"] = Json::parse(R"([{"name": "own", "emptyDir": {}}])");
   taken["spec"]["containers"][0]["volumeMounts"] =
       Json::parse(R"([{"name": "own", "mountPath": "/etc/ld.so.preload", "subPath": "x"}])");

@@ -14,7 +14,7 @@ using testing::PodWith;
 using testing::TestAdmission;
 using testing::TestSettings;
 
-const Pointer kTerms(
+const Pointer kRoomTerms(
     "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
 const Pointer kPreferred(
     "/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution");
@@ -45,7 +45,7 @@ TEST(LargestFree, NodesWithRoomArePreferred) {
           {"key": "gpushm.io/largest-free", "operator": "DoesNotExist"}]}}])");
   const Json made = Injected(Prefers(), pod);
   EXPECT_EQ(made.at(kPreferred), ours);
-  EXPECT_FALSE(made.contains(kTerms)) << "the kubelet would check it again";
+  EXPECT_FALSE(made.contains(kRoomTerms)) << "the kubelet would check it again";
   EXPECT_EQ(Prefers().Mutate(made).outcome, "unchanged");
   EXPECT_TRUE(Prefers().Validate(made).allowed);
 

@@ -19,7 +19,7 @@ using testing::PodWith;
 using testing::TestAdmission;
 using testing::TestSettings;
 
-const Json kWeights = {{"buffers.gpushm.io/weights", "8Gi"}};
+const Json kWeightsOfOne = {{"buffers.gpushm.io/weights", "8Gi"}};
 
 std::vector<std::string> Paths(const Verdict& verdict) {
   std::vector<std::string> paths;
@@ -35,7 +35,7 @@ Json MountOf(const Json& container, const std::string& path) {
 }
 
 TEST(Mutate, GivesAPodItsSidecarAndEachContainerTheGpuAndItsSocket) {
-  const Json pod = Injected(TestAdmission(), PodWith({"model", "decoder"}, kWeights));
+  const Json pod = Injected(TestAdmission(), PodWith({"model", "decoder"}, kWeightsOfOne));
   for (const std::string name : {"model", "decoder"}) {
     const Json container = ContainerOf(pod, name);
     EXPECT_EQ(container["resources"]["limits"], (Json{{"gpushm.io/attach", "1"}}));
@@ -72,14 +72,14 @@ TEST(Mutate, GivesAPodItsSidecarAndEachContainerTheGpuAndItsSocket) {
 
 TEST(Mutate, TouchesNothingElse) {
   EXPECT_THAT(
-      Paths(TestAdmission().Mutate(PodWith({"model"}, kWeights))),
+      Paths(TestAdmission().Mutate(PodWith({"model"}, kWeightsOfOne))),
       ::testing::ElementsAre("/spec/containers/0/resources/limits",
                              "/spec/containers/0/volumeMounts", "/spec/volumes",
                              "/spec/initContainers", "/metadata/annotations/gpushm.io~1status"));
 }
 
 TEST(Mutate, ASecondCallHasNothingToDo) {
-  const Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  const Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeightsOfOne));
   const Verdict again = TestAdmission().Mutate(pod);
   EXPECT_TRUE(again.patch.empty()) << again.patch;
   EXPECT_EQ(again.outcome, "unchanged");
@@ -87,7 +87,7 @@ TEST(Mutate, ASecondCallHasNothingToDo) {
 }
 
 TEST(Mutate, AContainerThatComesLaterGetsNoGpu) {
-  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeightsOfOne));
   pod["spec"]["containers"].push_back({{"name", "proxy"}});
   pod["spec"]["initContainers"].insert(pod["spec"]["initContainers"].begin(),
                                        Json{{"name", "proxy-init"}});
@@ -98,7 +98,7 @@ TEST(Mutate, AContainerThatComesLaterGetsNoGpu) {
 // Goal: what other webhooks remove is added again where possible, and reported where the API server
 // does not call the injector again.
 TEST(Mutate, WhatOthersTookAwayComesBack) {
-  const Json whole = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  const Json whole = Injected(TestAdmission(), PodWith({"model"}, kWeightsOfOne));
   const std::vector<std::function<void(Json&)>> thefts = {
       [](Json& pod) { pod["spec"]["initContainers"][0].erase("restartPolicy"); },
       [](Json& pod) {
@@ -127,7 +127,7 @@ TEST(Mutate, WhatOthersTookAwayComesBack) {
 }
 
 TEST(Mutate, ACopiedPodWithOtherAnnotationsIsMadeAnew) {
-  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeightsOfOne));
   pod["metadata"]["annotations"]["buffers.gpushm.io/weights"] = "2Gi";
   EXPECT_FALSE(TestAdmission().Validate(pod).allowed);
   pod = Injected(TestAdmission(), pod);
@@ -139,7 +139,7 @@ TEST(Mutate, ACopiedPodWithOtherAnnotationsIsMadeAnew) {
 // Goal: which containers get the GPU does not depend on what other webhooks write into annotations
 // in between.
 TEST(Mutate, AContainerThatComesLaterGetsNoGpuAlsoForOtherAnnotations) {
-  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeightsOfOne));
   pod["spec"]["containers"].push_back({{"name", "proxy"}});
   pod["metadata"]["annotations"]["sidecar.gpushm.io/cpu"] = "100m";
   pod = Injected(TestAdmission(), pod);
@@ -175,7 +175,7 @@ TEST(Mutate, InitContainersBeforeTheSidecarDoNotLoad) {
 TEST(Mutate, ACopyOfAPodFromBeforeAnUpgradeGetsTheNewSidecar) {
   Settings settings = TestSettings();
   settings.sidecar_image = "docker.io/gpushm/sidecar:former";
-  Json pod = Injected(TestAdmission(settings), PodWith({"model"}, kWeights));
+  Json pod = Injected(TestAdmission(settings), PodWith({"model"}, kWeightsOfOne));
   pod["spec"]["containers"].push_back({{"name", "proxy"}});
   EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
   pod = Injected(TestAdmission(), pod);
@@ -189,7 +189,7 @@ TEST(Mutate, ACopyOfAPodFromBeforeAnUpgradeGetsTheNewSidecar) {
 // Goal: if another webhook changed the sidecar's image to the site's own registry, the image is
 // kept.
 TEST(Mutate, AnImageThatAnotherWebhookChangedStays) {
-  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeights));
+  Json pod = Injected(TestAdmission(), PodWith({"model"}, kWeightsOfOne));
   pod["spec"]["initContainers"][0]["image"] = "mirror.example/gpushm/sidecar:test";
   EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
 }
@@ -230,17 +230,17 @@ TEST(Mutate, ASignalAloneIsEnough) {
 }
 
 TEST(Mutate, ASignalAddsNothingToWhatABufferNeeds) {
-  Json both = kWeights;
+  Json both = kWeightsOfOne;
   const Json without = TestAdmission().Mutate(PodWith({"model"}, both)).patch;
   both["signals.gpushm.io/ready"] = "";
   const Verdict with = TestAdmission().Mutate(PodWith({"model"}, both));
   EXPECT_THAT(Paths(with), ::testing::SizeIs(without.size()));
   EXPECT_EQ(ContainerOf(PodWith({"model"}, both).patch(with.patch), "gpushm")["resources"],
-            ContainerOf(PodWith({"model"}, kWeights).patch(without), "gpushm")["resources"]);
+            ContainerOf(PodWith({"model"}, kWeightsOfOne).patch(without), "gpushm")["resources"]);
 }
 
 TEST(Mutate, ASidecarOfThePodsOwnAttachesWhereItIsNamed) {
-  Json pod = PodWith({"model"}, kWeights);
+  Json pod = PodWith({"model"}, kWeightsOfOne);
   pod["spec"]["initContainers"] = {{{"name", "decoder"}, {"restartPolicy", "Always"}}};
   EXPECT_FALSE(ContainerOf(Injected(TestAdmission(), pod), "decoder").contains("resources"));
   pod["metadata"]["annotations"]["private.gpushm.io/decoder"] = "1Gi";
@@ -276,7 +276,7 @@ TEST(Mutate, AFilesVolumeIsMountedIntoTheSidecarAlone) {
 }
 
 TEST(Mutate, TheSidecarIsRestrictedAndHasItsOwnUser) {
-  const Json context = ContainerOf(Injected(TestAdmission(), PodWith({"model"}, kWeights)),
+  const Json context = ContainerOf(Injected(TestAdmission(), PodWith({"model"}, kWeightsOfOne)),
                                    "gpushm")["securityContext"];
   EXPECT_EQ(context["allowPrivilegeEscalation"], false);
   EXPECT_EQ(context["capabilities"], (Json{{"drop", {"ALL"}}}));
@@ -287,15 +287,16 @@ TEST(Mutate, TheSidecarIsRestrictedAndHasItsOwnUser) {
 
   Settings platform = TestSettings();
   platform.assign_uid = false;
-  const Json theirs = ContainerOf(Injected(TestAdmission(platform), PodWith({"model"}, kWeights)),
-                                  "gpushm")["securityContext"];
+  const Json theirs =
+      ContainerOf(Injected(TestAdmission(platform), PodWith({"model"}, kWeightsOfOne)),
+                  "gpushm")["securityContext"];
   EXPECT_FALSE(theirs.contains("runAsUser"));
 }
 
 // Goal: the sidecar can read for `file:` what the pod's volumes let its group read. The kubelet
 // gives fsGroup and supplementalGroups to every container.
 TEST(Mutate, TheSidecarIsInThePodsGroup) {
-  Json pod = PodWith({"model"}, kWeights);
+  Json pod = PodWith({"model"}, kWeightsOfOne);
   Json groups = {{"fsGroup", 2000}, {"supplementalGroups", {3000}}};
   pod["spec"]["securityContext"] = groups;
   Json injected = Injected(TestAdmission(), pod);
@@ -320,14 +321,14 @@ TEST(Mutate, TheSidecarIsInThePodsGroup) {
 }
 
 TEST(Mutate, InAUserNamespaceTheUserIsOneThatThereIs) {
-  Json pod = PodWith({"model"}, kWeights);
+  Json pod = PodWith({"model"}, kWeightsOfOne);
   pod["spec"]["hostUsers"] = false;
   const Json context = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["securityContext"];
   EXPECT_LT(context["runAsUser"].get<int64_t>(), 65'536);
 }
 
 TEST(Mutate, AGuaranteedPodStaysSo) {
-  Json pod = PodWith({"model"}, kWeights);
+  Json pod = PodWith({"model"}, kWeightsOfOne);
   pod["spec"]["containers"][0]["resources"] = {{"limits", {{"cpu", "2"}, {"memory", "4Gi"}}}};
   Json resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
   EXPECT_EQ(resources["requests"], resources["limits"]);
@@ -342,7 +343,7 @@ TEST(Mutate, AGuaranteedPodStaysSo) {
 }
 
 TEST(Mutate, ThePodsWordOnTheSidecarsResourcesCounts) {
-  Json annotations = kWeights;
+  Json annotations = kWeightsOfOne;
   annotations["sidecar.gpushm.io/cpu"] = "2";
   annotations["sidecar.gpushm.io/memory"] = "1Gi";
   const Json resources = ContainerOf(Injected(TestAdmission(), PodWith({"model"}, annotations)),
@@ -364,7 +365,7 @@ TEST(Mutate, TheSidecarsCpuCanBeLessThanUsual) {
 
 // Goal: a pod whose own requests leave no room for another container's is admitted.
 TEST(Mutate, WhatThePodHasAsAWholeIsTheSidecarsToo) {
-  Json pod = PodWith({"model"}, kWeights);
+  Json pod = PodWith({"model"}, kWeightsOfOne);
   pod["spec"]["resources"] = {{"limits", {{"cpu", "1"}}}, {"requests", {{"cpu", "1"}}}};
   Json resources = ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"];
   EXPECT_EQ(resources["requests"], (Json{{"gpushm.io/memory", "9"}, {"memory", "64Mi"}}));
@@ -378,7 +379,7 @@ TEST(Mutate, WhatThePodHasAsAWholeIsTheSidecarsToo) {
 }
 
 TEST(Mutate, HostIpcPodsGetTheGroupThatTheyShare) {
-  Json annotations = kWeights;
+  Json annotations = kWeightsOfOne;
   annotations["gpushm.io/host-ipc"] = "true";
   Json pod = PodWith({"model"}, annotations);
   pod["spec"]["hostIPC"] = true;
@@ -392,14 +393,14 @@ TEST(Mutate, HostIpcPodsGetTheGroupThatTheyShare) {
 TEST(Mutate, PullSecretsAreAddedOnce) {
   Settings settings = TestSettings();
   settings.pull_secrets = {"mine", "ours"};
-  Json pod = PodWith({"model"}, kWeights);
+  Json pod = PodWith({"model"}, kWeightsOfOne);
   pod["spec"]["imagePullSecrets"] = {{{"name", "mine"}}};
   EXPECT_EQ(Injected(TestAdmission(settings), pod)["spec"]["imagePullSecrets"],
             Json::parse(R"([{"name": "mine"}, {"name": "ours"}])"));
 }
 
 TEST(Mutate, PodsThatOptOutOrAskForNothingAreLeftAlone) {
-  Json annotations = kWeights;
+  Json annotations = kWeightsOfOne;
   annotations["gpushm.io/inject"] = "false";
   const Verdict out = TestAdmission().Mutate(PodWith({"model"}, annotations));
   EXPECT_TRUE(out.allowed && out.patch.empty());
@@ -425,7 +426,7 @@ TEST(Mutate, PodsThatOptOutOrAskForNothingAreLeftAlone) {
 TEST(Mutate, AHundredContainers) {
   std::vector<std::string> names;
   for (int i = 0; i < 100; ++i) names.push_back(Concat("c", i));
-  const Json pod = Injected(TestAdmission(), PodWith(names, kWeights));
+  const Json pod = Injected(TestAdmission(), PodWith(names, kWeightsOfOne));
   EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["limits"]["gpushm.io/memory"], "108");
   EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
 }
@@ -451,7 +452,7 @@ TEST(Mutate, WhatTheKubeletWouldExpandReachesTheBrokerAsItIs) {
 TEST(Mutate, TaintsOfGpuNodesAreTolerated) {
   Settings settings = TestSettings();
   settings.tolerations = {"nvidia.com/gpu"};
-  const Json pod = Injected(TestAdmission(settings), PodWith({"model"}, kWeights));
+  const Json pod = Injected(TestAdmission(settings), PodWith({"model"}, kWeightsOfOne));
   EXPECT_EQ(pod["spec"]["tolerations"], Json::parse(R"([{"key": "nvidia.com/gpu",
       "operator": "Exists", "effect": "NoSchedule"}])"));
   EXPECT_EQ(TestAdmission(settings).Mutate(pod).outcome, "unchanged");
@@ -460,7 +461,7 @@ TEST(Mutate, TaintsOfGpuNodesAreTolerated) {
 TEST(Mutate, CoexistAllowsAnotherGpu) {
   Settings settings = TestSettings();
   settings.coexist = true;
-  Json pod = PodWith({"model"}, kWeights);
+  Json pod = PodWith({"model"}, kWeightsOfOne);
   pod["spec"]["containers"][0]["resources"] = {{"limits", {{"nvidia.com/gpu", "1"}}}};
   EXPECT_TRUE(TestAdmission(settings).Mutate(pod).allowed);
 }

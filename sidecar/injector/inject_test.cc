@@ -14,7 +14,7 @@ using testing::Injected;
 using testing::PodWith;
 using testing::TestSettings;
 
-const Json kWeights = {{"buffers.gpushm.io/weights", "8Gi"}};
+const Json kInjectedWeights = {{"buffers.gpushm.io/weights", "8Gi"}};
 
 Result<Json> Made(const Json& manifest) {
   std::vector<std::string> warnings;
@@ -39,7 +39,7 @@ std::string Refusal(std::string_view manifest) {
 }
 
 TEST(Inject, APodIsTheWebhooks) {
-  const Json pod = PodWith({"server"}, kWeights);
+  const Json pod = PodWith({"server"}, kInjectedWeights);
   EXPECT_EQ(WithoutUids(Made(pod).value()), WithoutUids(Injected(testing::TestAdmission(), pod)));
   EXPECT_EQ(Made(pod).value(), Made(pod).value()) << "applied twice, it changes nothing";
   EXPECT_EQ(Made(*Made(pod)).value(), *Made(pod)) << "nothing is added twice";
@@ -48,7 +48,7 @@ TEST(Inject, APodIsTheWebhooks) {
 }
 
 TEST(Inject, TheTemplateOfAControllerGetsTheSidecar) {
-  Json pod = PodWith({"server"}, kWeights);
+  Json pod = PodWith({"server"}, kInjectedWeights);
   pod.erase("apiVersion");
   pod.erase("kind");
   const Json deployment = {{"kind", "Deployment"}, {"spec", {{"replicas", 2}, {"template", pod}}}};

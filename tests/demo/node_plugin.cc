@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kLookEveryMs = 2;
+constexpr int kNodeLookEveryMs = 2;
 constexpr char kProgram[] = "gpushm-plugin";
 constexpr char kAllocation[] = "demo";
 
@@ -58,7 +58,7 @@ Result<NodePlugin> NodePlugin::Start(const Settings& settings) {
     if (deadline.Passed()) {
       return Fail(Code::kTimeout, Concat("the plugin did not start in time: ", LastLine(log)));
     }
-    poll(nullptr, 0, kLookEveryMs);
+    poll(nullptr, 0, kNodeLookEveryMs);
   }
   return plugin;
 }

@@ -1,20 +1,10 @@
 #include "tests/integration/barrier_commands.h"
 
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <string_view>
 
 namespace gpushm::integration {
-namespace {
-
-Answer Told(int status, int64_t value = 0) {
-  if (status != GPUSHM_OK) std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
-  return {status, value};
-}
-
-}  // namespace
-
 gpushm_barrier_info BarrierCommands::Info() const {
   gpushm_barrier_info info;
   GPUSHM_INIT(&info);

@@ -73,6 +73,7 @@ class IntegrationTest : public testing::Test {
 };
 
 inline constexpr char kAllocation[] = "m0000";
+inline constexpr char kMiBText[] = "1048576";  // In a worker's command.
 
 // For tests with the keeper of the node's plugin, which the test starts, and one allocation.
 class LinkedTest : public IntegrationTest {

@@ -14,8 +14,6 @@
 namespace gpushm::integration {
 namespace {
 
-constexpr char kMiB[] = "1048576";
-
 size_t DescriptorsOf(pid_t pid) {
   const auto folder = std::filesystem::directory_iterator(Concat("/proc/", pid, "/fd"));
   return static_cast<size_t>(std::distance(begin(folder), end(folder)));
@@ -44,7 +42,7 @@ uint64_t UsedBytes() {
 TEST_F(IntegrationTest, ValuesAreSeenAcrossProcesses) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
-  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiBText).status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("write 4711").status, 0);
   std::vector<Worker> readers;
   for (int i = 0; i < 4; ++i) readers.emplace_back(run());
@@ -68,7 +66,7 @@ TEST_F(IntegrationTest, GenerationsReplaceEachOther) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
   Worker reader(run());
-  const Answer first = writer.Do(std::string("create weights ") + kMiB);
+  const Answer first = writer.Do(std::string("create weights ") + kMiBText);
   ASSERT_EQ(first.status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("write 1").status, 0);
   ASSERT_EQ(reader.Do("attach weights r 0").value, first.value);
@@ -94,18 +92,18 @@ TEST_F(IntegrationTest, UnpublishedGoesWithItsMaker) {
   Broker broker(run(), "64Mi");
   Worker maker(run());
   Worker other(run());
-  ASSERT_EQ(maker.Do(std::string("create-unpublished weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(maker.Do(std::string("create-unpublished weights ") + kMiBText).status, GPUSHM_OK);
   EXPECT_NE(other.Do("attach weights r -1").status, GPUSHM_OK);
   maker.Kill();
   EXPECT_TRUE(Eventually(
-      [&] { return other.Do(std::string("create weights ") + kMiB).status == GPUSHM_OK; }));
+      [&] { return other.Do(std::string("create weights ") + kMiBText).status == GPUSHM_OK; }));
 }
 
 TEST_F(IntegrationTest, AnotherBrokerMakesOrphans) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
   Worker reader(run());
-  const Answer first = writer.Do(std::string("create weights ") + kMiB);
+  const Answer first = writer.Do(std::string("create weights ") + kMiBText);
   ASSERT_EQ(first.status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("write 7").status, 0);
   ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
@@ -116,7 +114,7 @@ TEST_F(IntegrationTest, AnotherBrokerMakesOrphans) {
   EXPECT_EQ(reader.Do("attach weights r -1").status, GPUSHM_NOT_FOUND);
   EXPECT_EQ(writer.Do("holders weights").status, GPUSHM_OK);
   EXPECT_EQ(writer.Do("current").status, GPUSHM_ORPHANED);
-  const Answer second = writer.Do(std::string("create weights ") + kMiB);
+  const Answer second = writer.Do(std::string("create weights ") + kMiBText);
   ASSERT_EQ(second.status, GPUSHM_OK);
   EXPECT_GT(second.value, first.value) << "a generation must never be reused";
   EXPECT_EQ(reader.Do("attach weights r 0").value, second.value);
@@ -136,7 +134,7 @@ TEST_F(IntegrationTest, OfferedMemoryOutlivesItsOwner) {
 TEST_F(IntegrationTest, FilesBothWays) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
-  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiBText).status, GPUSHM_OK);
   const std::string in = folder_ + "/in.bin";
   const std::string content(1 << 20, 'g');
   std::ofstream(in, std::ios::binary) << content;
@@ -188,7 +186,7 @@ TEST_F(IntegrationTest, WaitsForAMakerThatComesLater) {
   Worker writer(run());
   EXPECT_EQ(reader.Do("attach weights r 30").status, GPUSHM_TIMEOUT);
   EXPECT_EQ(writer.Do("create weights 999999999999").status, GPUSHM_EXHAUSTED);
-  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiBText).status, GPUSHM_OK);
   EXPECT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
 }
 
@@ -204,7 +202,7 @@ TEST_F(IntegrationTest, KilledClientsLeaveNothing) {
   constexpr size_t kAtOnce = 8;
   Broker broker(run(), "64Mi");
   Worker writer(run());
-  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiBText).status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("write 4711").status, 0);
   const auto life = [&](Worker& worker) {
     // NVIDIA's daemon can hang if a process is killed while it becomes a client, which ends the

@@ -13,7 +13,7 @@
 namespace gpushm::integration {
 namespace {
 
-constexpr uint64_t kMi = uint64_t{1} << 20;
+constexpr uint64_t kMigMi = uint64_t{1} << 20;
 constexpr char kFirst[] = "MIG-51700000-0000-4000-8000-000000000001";
 constexpr char kSecond[] = "MIG-51700000-0000-4000-8000-000000000002";
 
@@ -61,9 +61,9 @@ TEST_F(MigTest, TwoContainersShareABufferOnAnInstance) {
   IsolatedWorker writer(run());
   IsolatedWorker reader(run());
   if (!writer.started() || !reader.started()) GTEST_SKIP() << "this system forbids namespaces";
-  const Answer made = writer.Do("create weights " + std::to_string(8 * kMi));
+  const Answer made = writer.Do("create weights " + std::to_string(8 * kMigMi));
   ASSERT_EQ(made.status, GPUSHM_OK);
-  EXPECT_EQ(Used(kFirst) - before, 8 * kMi);
+  EXPECT_EQ(Used(kFirst) - before, 8 * kMigMi);
   EXPECT_EQ(Used(kSecond), 0U) << "a buffer must not use memory of the other instance";
   ASSERT_EQ(writer.Do("write 4711").status, 0);
   const Answer attached = reader.Do("attach weights r 0");
@@ -81,7 +81,7 @@ TEST_F(MigTest, ABrokersRestartFindsTheInstanceAgain) {
   StartKeeper();
   Broker broker(run(), "64Mi", Linked());
   Worker writer(run());
-  const Answer made = writer.Do("create weights " + std::to_string(8 * kMi));
+  const Answer made = writer.Do("create weights " + std::to_string(8 * kMigMi));
   ASSERT_EQ(made.status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("write 4711").status, 0);
   broker.Kill();
@@ -94,7 +94,7 @@ TEST_F(MigTest, ABrokersRestartFindsTheInstanceAgain) {
 TEST_F(MigTest, WhoSeesAnotherInstanceIsRefused) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
-  ASSERT_EQ(writer.Do("create weights " + std::to_string(8 * kMi)).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("create weights " + std::to_string(8 * kMigMi)).status, GPUSHM_OK);
   for (const char* const other :
        {kSecond, "0"}) {  // Another instance of the same card, and a whole card.
     Show(other);

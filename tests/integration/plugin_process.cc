@@ -1,4 +1,5 @@
-// The node's plugin as brokers see it: the real keeper in a separate process.
+// The node's plugin as brokers see it: the real keeper in a separate process, with one allocation
+// on a GPU. links/kept contains the numbers of generations and leases that it keeps.
 #include <poll.h>
 #include <sys/stat.h>
 
@@ -6,13 +7,19 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <vector>
 
+#include "platform/base/testing/main.h"
 #include "plugin/keeper/keeper.h"
-#include "tests/integration/processes.h"
 
 namespace gpushm::integration {
+namespace {
 
-int PluginMain(const std::string& links, const std::string& gpu) {
+// The folder of links, the GPU.
+int PluginMain(const std::vector<std::string>& words) {
+  if (words.size() != 2) return 1;
+  const std::string& links = words[0];
   plugin::Keeper::Options options;
   options.links_folder = links;
   options.on_link = [](const std::string&, bool) {};
@@ -21,7 +28,7 @@ int PluginMain(const std::string& links, const std::string& gpu) {
   const auto keeper = plugin::Keeper::Start(std::move(options));
   mkdir((links + "/m0000").c_str(), 0755);
   const Result<void> opened =
-      keeper ? (*keeper)->Open("m0000", {.gpus = {gpu}, .pool_bytes = uint64_t{128} << 20})
+      keeper ? (*keeper)->Open("m0000", {.gpus = {words[1]}, .pool_bytes = uint64_t{128} << 20})
              : std::unexpected(keeper.error());
   if (!opened) {
     std::fprintf(stderr, "plugin: %s\n", opened.error().ToString().c_str());
@@ -36,4 +43,7 @@ int PluginMain(const std::string& links, const std::string& gpu) {
   }
 }
 
+const testing::TestRole kPluginRole("plugin", PluginMain);
+
+}  // namespace
 }  // namespace gpushm::integration

@@ -16,11 +16,15 @@
 #include <utility>
 
 #include "contract/protocol/channel.h"
+#include "platform/base/testing/main.h"
 
 namespace gpushm::integration {
 namespace {
 
 constexpr int kWorkerChannel = 3;
+
+const testing::TestRole kWorkerRole("worker", WorkerMain);
+const testing::TestRole kIsolatedWorkerRole("isolated-worker", IsolatedWorkerMain);
 
 // Next to this program, also in an unpacked pack.
 std::string BrokerPath() {

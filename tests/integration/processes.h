@@ -35,6 +35,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
@@ -93,6 +94,12 @@ struct Answer {
   int64_t value = 0;
 };
 
+// What a command answers; an error's text goes to stderr.
+inline Answer Told(int status, int64_t value = 0) {
+  if (status != GPUSHM_OK) std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
+  return {status, value};
+}
+
 // Whether a status means that the other end closed the object, or died.
 inline bool HasEnded(int status) { return status == GPUSHM_ENDED || status == GPUSHM_PEER_DIED; }
 
@@ -123,12 +130,9 @@ class IsolatedWorker {
   std::optional<demo::Isolated> process_;
 };
 
-// The main function of a process that stands in for the node's plugin, with one allocation on
-// `gpu`. links/kept contains the numbers of generations and leases that it keeps.
-int PluginMain(const std::string& links, const std::string& gpu);
-// The main function of a process that was started as a worker.
-int WorkerMain(const std::string& folder, const std::string& pod_uid);
-// The same, with lines on standard input and output.
-int IsolatedWorkerMain(const std::string& folder);
+// The main function of a process that was started as a worker: the folder, the pod's UID.
+int WorkerMain(const std::vector<std::string>& words);
+// The same, with lines on standard input and output: the folder.
+int IsolatedWorkerMain(const std::vector<std::string>& words);
 
 }  // namespace gpushm::integration

@@ -16,8 +16,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAreArray;
 
-constexpr char kMiB[] = "1048576";
-
 class RestoreTest : public LinkedTest {
  protected:
   plugin::KeptCounts Kept() {
@@ -74,11 +72,11 @@ TEST_F(RestoreTest, NobodyNoticesThatTheBrokerWasKilled) {
   }
   Worker owner(run());
   Worker waiter(run());
-  const Answer weights = writer.Do(std::string("create weights ") + kMiB);
+  const Answer weights = writer.Do(std::string("create weights ") + kMiBText);
   ASSERT_EQ(weights.status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("write 4711").status, 0);
   ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
-  const Answer next = maker.Do(std::string("create-unpublished next ") + kMiB);
+  const Answer next = maker.Do(std::string("create-unpublished next ") + kMiBText);
   ASSERT_EQ(next.status, GPUSHM_OK);
   ASSERT_EQ(maker.Do("write 12").status, 0);
   ASSERT_EQ(owner.Do("offer mine 2097152 99 malloc").status, GPUSHM_OK);
@@ -108,7 +106,7 @@ TEST_F(RestoreTest, NobodyNoticesThatTheBrokerWasKilled) {
   EXPECT_EQ(late.Do("read").value, 12);
   EXPECT_EQ(late.Do("attach mine r 0").status, GPUSHM_OK);
   EXPECT_EQ(late.Do("read").value, 99);
-  EXPECT_EQ(writer.Do(std::string("create later ") + kMiB).status, GPUSHM_OK);
+  EXPECT_EQ(writer.Do(std::string("create later ") + kMiBText).status, GPUSHM_OK);
   EXPECT_EQ(waiter.Await("attach later").status, GPUSHM_OK);
 }
 
@@ -138,7 +136,7 @@ TEST_F(RestoreTest, NobodyNoticesThatTheBrokersSpawnerWasKilled) {
   StartKeeper();
   Broker broker(run(), "64Mi", Linked());
   Worker writer(run());
-  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiBText).status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("write 4711").status, 0);
   const std::vector<Holder> before = Holders();
   ASSERT_EQ(before.size(), 1u);
@@ -168,7 +166,7 @@ TEST_F(RestoreTest, WhoDiedWhileNoBrokerRanIsTreatedAsDeclared) {
     ASSERT_EQ(writers.back().Do(std::string("attach ") + name + " w 0").status, GPUSHM_OK);
   }
   Worker maker(run());
-  ASSERT_EQ(maker.Do(std::string("create-unpublished next ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(maker.Do(std::string("create-unpublished next ") + kMiBText).status, GPUSHM_OK);
   Worker owner(run());
   ASSERT_EQ(owner.Do("offer mine 2097152 99 malloc").status, GPUSHM_OK);
   broker.Kill();
@@ -183,8 +181,8 @@ TEST_F(RestoreTest, WhoDiedWhileNoBrokerRanIsTreatedAsDeclared) {
   EXPECT_TRUE(Holders().empty());
   EXPECT_TRUE(Eventually([&] { return Kept().clients == 0 && Kept().leases == 0; }));
   Worker other(run());
-  EXPECT_EQ(other.Do(std::string("create next ") + kMiB).status, GPUSHM_OK);
-  EXPECT_EQ(other.Do(std::string("create dropped ") + kMiB).status, GPUSHM_OK)
+  EXPECT_EQ(other.Do(std::string("create next ") + kMiBText).status, GPUSHM_OK);
+  EXPECT_EQ(other.Do(std::string("create dropped ") + kMiBText).status, GPUSHM_OK)
       << "the new broker must not make the dropped buffer again";
   unsetenv("GPUSHM_BUFFERS");
 }
@@ -194,13 +192,13 @@ TEST_F(RestoreTest, APluginThatIsStoppedHoldsNobodyUp) {
   Process plugin(command, -1);
   Broker broker(run(), "64Mi", Linked());
   Worker writer(run());
-  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiBText).status, GPUSHM_OK);
   ASSERT_EQ(kill(plugin.pid(), SIGSTOP), 0);
   for (int i = 0; i < 2000; ++i) {  // More than fits in a socket's queue.
     ASSERT_EQ(writer.Do("attach weights r 0").status, GPUSHM_OK);
     ASSERT_EQ(writer.Do("detach").status, GPUSHM_OK);
   }
-  ASSERT_EQ(writer.Do(std::string("create more ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(std::string("create more ") + kMiBText).status, GPUSHM_OK);
   const std::vector<Holder> before = Holders();
   ASSERT_EQ(kill(plugin.pid(), SIGCONT), 0);
   EXPECT_TRUE(Eventually([&] {
@@ -215,14 +213,14 @@ TEST_F(RestoreTest, APluginThatIsStoppedHoldsNobodyUp) {
   EXPECT_THAT(Holders(), UnorderedElementsAreArray(before));
   plugin.Kill();
   plugin = Process(command, -1);
-  ASSERT_EQ(writer.Do(std::string("create third ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(std::string("create third ") + kMiBText).status, GPUSHM_OK);
 }
 
 TEST_F(RestoreTest, AnotherHolderOfTheAllocationInheritsNothing) {
   StartKeeper();
   Broker broker(run(), "64Mi", Linked());
   Worker writer(run());
-  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiBText).status, GPUSHM_OK);
   ASSERT_TRUE(Eventually([&] { return Kept().leases == 1; }));
   broker.Kill();
   keeper_->Drop({kAllocation});
@@ -239,18 +237,18 @@ TEST_F(RestoreTest, ALostGpuIsToldToWhoAsksAndToWhoWaits) {
   Broker broker(run(), "64Mi", Linked());
   Worker writer(run());
   Worker waiter(run());
-  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiBText).status, GPUSHM_OK);
   ASSERT_TRUE(waiter.Begin("attach later r 15000"));
   keeper_->SetDevice(gpu_, true, "XID 79: the GPU has fallen off the bus");
   EXPECT_EQ(waiter.Await("attach later").status, GPUSHM_DEVICE_LOST);
   EXPECT_EQ(writer.Do("attach weights r 0").status, GPUSHM_DEVICE_LOST);
-  EXPECT_EQ(writer.Do(std::string("create more ") + kMiB).status, GPUSHM_DEVICE_LOST);
+  EXPECT_EQ(writer.Do(std::string("create more ") + kMiBText).status, GPUSHM_DEVICE_LOST);
   broker.Kill();
   broker.Start();
   EXPECT_EQ(waiter.Do("attach weights r 0").status, GPUSHM_DEVICE_LOST);
   keeper_->SetDevice(gpu_, false, "");
   EXPECT_TRUE(Eventually([&] { return waiter.Do("attach weights r 0").status == GPUSHM_OK; }));
-  EXPECT_EQ(writer.Do(std::string("create more ") + kMiB).status, GPUSHM_OK);
+  EXPECT_EQ(writer.Do(std::string("create more ") + kMiBText).status, GPUSHM_OK);
 }
 
 TEST_F(RestoreTest, ABrokerTakesWhatThePluginSaysAndNoMore) {

@@ -1,7 +1,6 @@
 #include "tests/integration/ring_commands.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -10,11 +9,6 @@ namespace gpushm::integration {
 namespace {
 
 constexpr size_t kLookedAtWords = 1024;  // At a frame's end, which is written last.
-
-Answer Told(int status, int64_t value = 0) {
-  if (status != GPUSHM_OK) std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
-  return {status, value};
-}
 
 }  // namespace
 

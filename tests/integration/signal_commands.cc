@@ -2,7 +2,6 @@
 
 #include <poll.h>
 
-#include <cstdio>
 #include <string>
 #include <thread>
 #include <utility>
@@ -10,15 +9,6 @@
 #include "platform/base/clock.h"
 
 namespace gpushm::integration {
-namespace {
-
-Answer Told(int status, int64_t value = 0) {
-  if (status != GPUSHM_OK) std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
-  return {status, value};
-}
-
-}  // namespace
-
 CUstream SignalCommands::StreamOf(int number) {
   const auto known = streams_.find(number);
   if (known != streams_.end()) return known->second;

@@ -17,7 +17,6 @@ namespace {
 
 using ::testing::Ne;
 
-constexpr char kMiB[] = "1048576";
 constexpr int kDied = GPUSHM_SIGNAL_DIED;
 constexpr int kLeft = GPUSHM_SIGNAL_LEFT;
 
@@ -48,7 +47,7 @@ TEST_F(SignalTest, WorkOnAStreamFollowsWorkOfAnotherContainer) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
   Worker waiter(run());
-  ASSERT_EQ(writer.Do(std::string("create frame ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(std::string("create frame ") + kMiBText).status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("attach frame r 0").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
@@ -181,12 +180,12 @@ TEST_F(SignalTest, AnOpenThatWasGivenUpLeavesNothing) {
 TEST_F(SignalTest, NamesOfBuffersAndSignalsAreKeptApart) {
   Broker broker(run(), "64Mi");
   Worker worker(run());
-  ASSERT_EQ(worker.Do(std::string("create frame ") + kMiB).status, GPUSHM_OK);
+  ASSERT_EQ(worker.Do(std::string("create frame ") + kMiBText).status, GPUSHM_OK);
   EXPECT_EQ(worker.Do("signal open frame w -1").status, GPUSHM_INVALID_ARGUMENT);
   ASSERT_EQ(worker.Do("signal open ready w 0").status, GPUSHM_OK);
   EXPECT_EQ(worker.Do("attach ready r -1").status, GPUSHM_INVALID_ARGUMENT);
-  EXPECT_EQ(worker.Do(std::string("create ready ") + kMiB).status, GPUSHM_ALREADY_EXISTS);
-  EXPECT_EQ(worker.Do(std::string("replace ready ") + kMiB).status, GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(worker.Do(std::string("create ready ") + kMiBText).status, GPUSHM_ALREADY_EXISTS);
+  EXPECT_EQ(worker.Do(std::string("replace ready ") + kMiBText).status, GPUSHM_INVALID_ARGUMENT);
   const std::string path = folder_ + "/content";
   std::ofstream(path) << "four";
   EXPECT_EQ(worker.Do(Concat("load ready ", path, " broker")).status, GPUSHM_INVALID_ARGUMENT);
@@ -248,10 +247,10 @@ TEST_F(SignalTest, WhileAStreamWaitsContentIsLoaded) {
   Worker writer(run());
   Worker waiter(run());
   const std::string path = folder_ + "/content";
-  std::ofstream(path) << std::string(std::stoul(kMiB), 'x');
+  std::ofstream(path) << std::string(std::stoul(kMiBText), 'x');
   ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do(Concat("create weights ", kMiB)).status, GPUSHM_OK);
+  ASSERT_EQ(waiter.Do(Concat("create weights ", kMiBText)).status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
   for (int i = 0; i < 5; ++i) {
     ASSERT_EQ(waiter.Do(Concat("load weights ", path, " here")).status, GPUSHM_OK);

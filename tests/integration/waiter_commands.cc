@@ -2,7 +2,6 @@
 
 #include <poll.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <string>
 
@@ -10,11 +9,6 @@
 
 namespace gpushm::integration {
 namespace {
-
-Answer Told(int status, int64_t value = 0) {
-  if (status != GPUSHM_OK) std::fprintf(stderr, "worker: %s\n", gpushm_last_error()->text);
-  return {status, value};
-}
 
 int64_t EntriesOf(const char* folder) {
   const std::filesystem::directory_iterator entries(folder);

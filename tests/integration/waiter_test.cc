@@ -11,9 +11,9 @@
 namespace gpushm::integration {
 namespace {
 
-constexpr char kOldest[] = "ring write video oldest 4 65536 0";
-constexpr char kPressure[] = "ring write video pressure 4 65536 0";
-constexpr char kQueue[] = "ring write video queue 4 65536 0";
+constexpr char kWaitedOldest[] = "ring write video oldest 4 65536 0";
+constexpr char kWaitedPressure[] = "ring write video pressure 4 65536 0";
+constexpr char kWaitedQueue[] = "ring write video queue 4 65536 0";
 constexpr char kSoon[] = "waiter next 20000";
 constexpr char kQuiet[] = "waiter next 300";
 
@@ -77,7 +77,7 @@ TEST_F(WaiterTest, AFrameOfAnotherContainerWakesUntilItIsTaken) {
   IsolatedWorker writer(run());
   IsolatedWorker server(run());
   if (!writer.started() || !server.started()) GTEST_SKIP() << "this system forbids namespaces";
-  ASSERT_EQ(writer.Do(kOldest).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(kWaitedOldest).status, GPUSHM_OK);
   ASSERT_EQ(server.Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(server.Do("waiter ring 3").status, GPUSHM_OK);
   EXPECT_EQ(server.Do(kQuiet).status, GPUSHM_TIMEOUT);
@@ -121,7 +121,7 @@ TEST_F(WaiterTest, AWriterThatWaitsForReadersWakes) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
   std::optional<Worker> reader(run());
-  ASSERT_EQ(writer.Do(kPressure).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(kWaitedPressure).status, GPUSHM_OK);
   ASSERT_EQ(reader->Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("waiter ring 1").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("ring pump 4").status, GPUSHM_OK);
@@ -169,7 +169,7 @@ TEST_F(WaiterTest, WhatOthersReadWakesNoReader) {
 TEST_F(WaiterTest, AWriterWithAnOpenFrameWaitsForItself) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
-  ASSERT_EQ(writer.Do(kPressure).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(kWaitedPressure).status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("waiter ring 1").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("ring open").status, GPUSHM_OK);
   EXPECT_EQ(writer.Do(kQuiet).status, GPUSHM_TIMEOUT);
@@ -182,7 +182,7 @@ TEST_F(WaiterTest, AWorkerWakesForItemsAndForThoseOfTheDead) {
   Worker writer(run());
   std::optional<Worker> first(run());
   Worker second(run());
-  ASSERT_EQ(writer.Do(kQueue).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(kWaitedQueue).status, GPUSHM_OK);
   ASSERT_EQ(first->Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(second.Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(second.Do("waiter ring 1").status, GPUSHM_OK);
@@ -230,7 +230,7 @@ TEST_F(WaiterTest, ABrokersDeathLosesNothing) {
   Broker broker(run(), "64Mi", Linked());
   Worker writer(run());
   Worker server(run());
-  ASSERT_EQ(writer.Do(kPressure).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(kWaitedPressure).status, GPUSHM_OK);
   ASSERT_EQ(server.Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(server.Do("waiter ring 1").status, GPUSHM_OK);
   ASSERT_EQ(server.Do("waiter name weights 0 2").status, GPUSHM_OK);
@@ -275,7 +275,7 @@ TEST_F(WaiterTest, NothingHappensAndNobodySpins) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
   Worker server(run());
-  ASSERT_EQ(writer.Do(kOldest).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(kWaitedOldest).status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
   ASSERT_EQ(server.Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(server.Do("signal open ready r 0").status, GPUSHM_OK);
@@ -294,7 +294,7 @@ TEST_F(WaiterTest, WhatIsRemovedOrClosedIsNotReported) {
   Broker broker(run(), "64Mi");
   Worker writer(run());
   Worker server(run());
-  ASSERT_EQ(writer.Do(kOldest).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(kWaitedOldest).status, GPUSHM_OK);
   ASSERT_EQ(server.Do("ring read video 0").status, GPUSHM_OK);
   const int64_t descriptors = server.Do("waiter descriptors").value;
   ASSERT_EQ(server.Do("waiter ring 1").status, GPUSHM_OK);

@@ -355,8 +355,9 @@ class Application {
 
 }  // namespace
 
-int WorkerMain(const std::string& folder, const std::string& pod_uid) {
-  Application application(folder, pod_uid);
+int WorkerMain(const std::vector<std::string>& words) {
+  if (words.size() != 2) return 1;
+  Application application(words[0], words[1]);
   char line[512];
   for (;;) {
     const ssize_t length = recv(kChannel, line, sizeof line, 0);
@@ -367,8 +368,9 @@ int WorkerMain(const std::string& folder, const std::string& pod_uid) {
   }
 }
 
-int IsolatedWorkerMain(const std::string& folder) {
-  Application application(folder, "");
+int IsolatedWorkerMain(const std::vector<std::string>& words) {
+  if (words.size() != 1) return 1;
+  Application application(words[0], "");
   for (std::string line; std::getline(std::cin, line);) {
     const Answer answer = application.Do(line);
     std::cout << answer.status << " " << answer.value << "\n" << std::flush;

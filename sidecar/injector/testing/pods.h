@@ -20,6 +20,14 @@ inline Admission TestAdmission(const Settings& settings = TestSettings()) {
   return Admission(settings, [] { return uint64_t{4242}; });
 }
 
+// The value of an environment variable; "none" if the container has no such variable.
+inline std::string VariableOf(const Json& container, const std::string& name) {
+  for (const Json& variable : container.value("env", Json::array())) {
+    if (variable["name"] == name) return variable["value"];
+  }
+  return "none";
+}
+
 inline Json PodWith(const std::vector<std::string>& containers, Json annotations) {
   Json list = Json::array();
   for (const std::string& name : containers) {
