@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/testing.h"
 #include "plugin/keeper/testing/fake_broker.h"
 #include "plugin/testing/sharing.h"
 
@@ -42,11 +43,6 @@ using testing::TestNode;
 
 constexpr size_t kPodUnits = 4;
 constexpr int kMostSteps = 400;
-#ifdef GPUSHM_SANITIZED
-constexpr int kStride = 7;
-#else
-constexpr int kStride = 1;
-#endif
 
 std::string KillerLibrary() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() /
@@ -100,9 +96,10 @@ void ExpectRunsOnOneGpu(const TestNode& node, ScriptedKubelet& kubelet, const st
 }
 
 TEST(PluginCrash, KilledBeforeEachChangeOfTheFileSystem) {
-  int step = 1;
+  SCOPED_TRACE(gpushm::testing::StrideNote());
+  int step = 1 + gpushm::testing::Offset();
   bool ended = false;
-  for (; !ended && step < kMostSteps; step += kStride) {
+  for (; !ended && step < kMostSteps; step += gpushm::testing::Stride()) {
     SCOPED_TRACE(Concat("killed before change ", step));
     const TestNode node;
     const std::string config = node.WriteConfig();
@@ -158,9 +155,10 @@ INSTANTIATE_TEST_SUITE_P(Killed, PluginHandoverCrash,
 TEST_P(PluginHandoverCrash, LeavesPodsAloneAndTheNodeServed) {
   constexpr int kMostMs = 150;
   const std::vector<std::string> waits = {"--standby"};
-  int step = 1;
+  SCOPED_TRACE(gpushm::testing::StrideNote());
+  int step = 1 + gpushm::testing::Offset();
   bool ended = false;
-  for (; !ended && step < kMostSteps; step += kStride) {
+  for (; !ended && step < kMostSteps; step += gpushm::testing::Stride()) {
     SCOPED_TRACE(Concat("killed at ", step));
     const TestNode node;
     const std::string config = node.WriteConfig();

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 
+#include "platform/base/testing.h"
 #include "platform/kubernetes/testing/api_server.h"
 #include "plugin/dra/devices.h"
 #include "plugin/dra/testing/kubelet_client.h"
@@ -31,10 +32,8 @@ constexpr char kVictim[] = "11111111-2222-3333-4444-555555555555";
 constexpr char kOther[] = "66666666-2222-3333-4444-555555555555";
 constexpr int kMostSteps = 400;
 #ifdef GPUSHM_SANITIZED
-constexpr int kStride = 7;
 constexpr int64_t kTellMs = kLongMs;
 #else
-constexpr int kStride = 1;
 constexpr int64_t kTellMs = 5000;
 #endif
 
@@ -206,9 +205,10 @@ void LiveOn(const DraNode& node, PluginProcess& plugin) {
 TEST(PluginDra, KilledBeforeEachChangeOfTheFileSystem) {
   const std::string killer =
       std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libgpushm_kill_at.so";
-  int step = 1;
+  SCOPED_TRACE(gpushm::testing::StrideNote());
+  int step = 1 + gpushm::testing::Offset();
   bool ended = false;
-  for (; !ended && step < kMostSteps; step += kStride) {
+  for (; !ended && step < kMostSteps; step += gpushm::testing::Stride()) {
     SCOPED_TRACE(Concat("killed before change ", step));
     DraNode node;
     {

@@ -20,6 +20,7 @@
 #include <string>
 #include <thread>
 
+#include "platform/base/testing.h"
 #include "platform/base/unique_fd.h"
 #include "platform/driver/device.h"
 #include "platform/driver/nvml_api.h"
@@ -37,7 +38,7 @@ const CudaApi& Cuda() {
 }
 
 // Each test has its own state folder. Only forked children use CUDA.
-class SimTest : public testing::Test {
+class SimTest : public ::testing::Test {
  protected:
   SimTest() {
     char name[] = "/var/tmp/gpushm-sim-test-XXXXXX";
@@ -56,7 +57,7 @@ class SimTest : public testing::Test {
     const pid_t pid = fork();
     if (pid != 0) return pid;
     body();
-    _exit(testing::Test::HasFailure() ? 1 : 0);
+    _exit(::testing::Test::HasFailure() ? 1 : 0);
   }
   static void Run(const std::function<void()>& body) {
     int status = 0;
@@ -88,7 +89,7 @@ class SimTest : public testing::Test {
 // random times. Afterwards the card must be empty and usable for the survivors.
 TEST_F(SimTest, KillsAtRandomTimesLeaveNothing) {
   constexpr int kProcesses = 6;
-  constexpr int kRounds = 60;
+  const int rounds = 60 / testing::Stride();
   const auto churn = [] {
     if (!Cuda().Init()) _exit(1);
     for (;;) {
@@ -102,10 +103,11 @@ TEST_F(SimTest, KillsAtRandomTimesLeaveNothing) {
       if (!mapping) _exit(1);
     }
   };
-  std::minstd_rand random(1);
+  SCOPED_TRACE(testing::StrideNote());
+  std::minstd_rand random(static_cast<unsigned>(1 + testing::Offset()));
   std::vector<pid_t> children;
   for (int i = 0; i < kProcesses; ++i) children.push_back(Fork(churn));
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     usleep(static_cast<useconds_t>(random() % 8000));  // sleep: the random time.
     pid_t& victim = children[random() % kProcesses];
     kill(victim, SIGKILL);

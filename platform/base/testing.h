@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -17,6 +18,21 @@ namespace gpushm::testing {
 inline uint32_t TestSeed(uint32_t usual) {
   const char* const text = std::getenv("GPUSHM_TEST_SEED");
   return text != nullptr ? static_cast<uint32_t>(std::strtoul(text, nullptr, 10)) : usual;
+}
+
+// The steps 0, 1, 2 ... at which a test kills something, or its seeds: a run has each Stride()-th
+// of them, from Offset() on. `./run test` has a stride of 5 and the offset from the number of the
+// commit, so five commits have every step; `./run test soak` has a stride of 1. For SCOPED_TRACE:
+// StrideNote().
+inline int StrideVariable(const char* name, int usual) {
+  const char* const text = std::getenv(name);
+  return text != nullptr ? std::max(0, std::atoi(text)) : usual;
+}
+inline int Stride() { return std::max(1, StrideVariable("GPUSHM_TEST_STRIDE", 5)); }
+inline int Offset() { return StrideVariable("GPUSHM_TEST_OFFSET", 0) % Stride(); }
+inline std::string StrideNote() {
+  return "again: GPUSHM_TEST_STRIDE=" + std::to_string(Stride()) +
+         " GPUSHM_TEST_OFFSET=" + std::to_string(Offset());
 }
 
 // A folder that is removed with the object, including its contents. Every user may read it.

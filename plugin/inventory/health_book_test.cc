@@ -203,16 +203,16 @@ TEST(HealthBook, OfAGpuInMigModeOnlyTheInstanceThatIsNamed) {
 
 const std::vector<uint64_t> kSomeXids = {13, 31, 45, 48, 63, 79, 94, 95, 119, 154, 999};
 
-#ifdef GPUSHM_SANITIZED
-constexpr uint64_t kSeeds = 40;
-#else
 constexpr uint64_t kSeeds = 300;
-#endif
 
 // Goal: invariants 1 to 4 of the header. Method: random signs on three GPUs, one of them in MIG
 // mode, against a model that only knows the time of each device's last sign; GPU-2 gets none.
 TEST(HealthBook, RandomSigns) {
-  for (uint64_t seed = gpushm::testing::TestSeed(0), end = seed + kSeeds; seed < end; ++seed) {
+  SCOPED_TRACE(gpushm::testing::StrideNote());
+  const uint64_t first = gpushm::testing::TestSeed(0);
+  const auto stride = static_cast<uint64_t>(gpushm::testing::Stride());
+  for (uint64_t seed = first + static_cast<uint64_t>(gpushm::testing::Offset());
+       seed < first + kSeeds; seed += stride) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const auto pick = [&](uint64_t n) { return random() % n; };

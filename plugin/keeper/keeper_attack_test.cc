@@ -283,15 +283,12 @@ TEST_F(KeeperAttackTest, AFloodStarvesNobody) {
 }
 
 TEST_F(KeeperAttackTest, MutatedMessages) {
-#ifdef GPUSHM_SANITIZED
-  constexpr int kRounds = 300;
-#else
-  constexpr int kRounds = 3000;
-#endif
-  Random random(1);
+  const int rounds = 3000 / gpushm::testing::Stride();
+  SCOPED_TRACE(gpushm::testing::StrideNote());
+  Random random(static_cast<uint64_t>(1 + gpushm::testing::Offset()));
   const size_t before = OpenDescriptors();
   int refused = 0;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     FakeBroker broker(folder_.Socket("m0000"));
     ASSERT_TRUE(broker.Greet(Pick(random, 0, 1) == 0, Pick(random, 1, 3)));
     for (int i = 0; i < 8; ++i) {
@@ -326,7 +323,7 @@ TEST_F(KeeperAttackTest, MutatedMessages) {
       }
     }
   }
-  EXPECT_GT(refused, kRounds / 100);
+  EXPECT_GT(refused, rounds / 100);
   ExpectUnharmed();
   keeper_->Drop({"m0000"});
   EXPECT_TRUE(Eventually([&] { return Look("m0000").closing == 0; }));

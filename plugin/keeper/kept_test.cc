@@ -1,4 +1,5 @@
 #include "plugin/keeper/kept.h"
+#include "platform/base/testing.h"
 
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
@@ -437,12 +438,8 @@ TEST(Kept, HasLimits) {
 // equal. From time to time the dump is applied elsewhere, in each of its prefixes, and must come
 // back.
 TEST(Kept, DoesWhatTheModelDoes) {
-#ifdef GPUSHM_SANITIZED
-  constexpr int kRounds = 10;
-#else
-  constexpr int kRounds = 60;
-#endif
-  for (int round = 0; round < kRounds; ++round) {
+  SCOPED_TRACE(gpushm::testing::StrideNote());
+  for (int round = gpushm::testing::Offset(); round < 60; round += gpushm::testing::Stride()) {
     testing::Random random(static_cast<uint64_t>(round));
     Kept kept;
     Model model;

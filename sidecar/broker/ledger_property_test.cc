@@ -394,7 +394,10 @@ TEST_P(LedgerPropertyTest, InvariantsHoldAfterEveryStep) {
 }
 
 const uint64_t kFirst = gpushm::testing::TestSeed(1);
-INSTANTIATE_TEST_SUITE_P(Seeds, LedgerPropertyTest, ::testing::Range(kFirst, kFirst + 10));
+INSTANTIATE_TEST_SUITE_P(Seeds, LedgerPropertyTest,
+                         ::testing::Range(kFirst + static_cast<uint64_t>(gpushm::testing::Offset()),
+                                          kFirst + 10,
+                                          static_cast<uint64_t>(gpushm::testing::Stride())));
 
 }  // namespace
 }  // namespace gpushm::broker

@@ -27,13 +27,13 @@ using testing::TestSettings;
 constexpr int kPods = 500;
 constexpr int kMutations = 10'000;
 #else
-constexpr int kPods = 3000;
-constexpr int kMutations = 100'000;
+const int kPods = 3000 / gpushm::testing::Stride();
+const int kMutations = 100'000 / gpushm::testing::Stride();
 #endif
 
 class Generator {
  public:
-  explicit Generator(unsigned seed) : random_(seed) {}
+  explicit Generator(uint64_t seed) : random_(static_cast<unsigned>(seed)) {}
 
   size_t Below(size_t count) { return random_() % count; }
   bool Chance(size_t one_in) { return Below(one_in) == 0; }
@@ -260,7 +260,8 @@ void ExpectTheSameOfEachGpu(const Json& pod) {
 }
 
 TEST(AdmitProperty, APatchOnlyAddsAndIsDoneOnce) {
-  Generator generate(gpushm::testing::TestSeed(20261121));
+  Generator generate(gpushm::testing::TestSeed(20261121) + gpushm::testing::Offset());
+  SCOPED_TRACE(gpushm::testing::StrideNote());
   Settings settings = TestSettings();
   settings.pull_secrets = {"ours"};
   settings.tolerations = {"nvidia.com/gpu"};
@@ -296,7 +297,8 @@ TEST(AdmitProperty, APatchOnlyAddsAndIsDoneOnce) {
 }
 
 TEST(AdmitProperty, MutatedReviewsAreAnsweredOrRefused) {
-  Generator generate(gpushm::testing::TestSeed(7));
+  Generator generate(gpushm::testing::TestSeed(7) + gpushm::testing::Offset());
+  SCOPED_TRACE(gpushm::testing::StrideNote());
   const Admission admission = TestAdmission();
   int answered = 0;
   int refused = 0;
