@@ -73,6 +73,7 @@ build() {
   for preset in "$@"; do
     case $preset in
       dev | release) compile "$preset" ;;
+      bench) compile dev gpushm_benchmarks ;;
       asan | tsan | fuzz)
         need_clang "${clang_packages[@]}"
         compile "$preset" ;;
@@ -81,7 +82,7 @@ build() {
         # shellcheck disable=SC2046 # Names, one a word.
         compile "${preset%-ci}" $(ci_tests "${preset%-ci}") ;;
       aarch64) aarch64 -N ;;  # ctest lists them, and runs none.
-      *) die "unknown preset \"$preset\": use dev, release, asan, tsan, fuzz or aarch64" ;;
+      *) die "unknown preset \"$preset\": use dev, bench, release, asan, tsan, fuzz or aarch64" ;;
     esac
   done
 }
