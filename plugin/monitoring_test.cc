@@ -360,6 +360,10 @@ TEST_F(MonitoringTest, APodWithoutRoomIsCounted) {
 // that has its GPU alone.
 TEST_F(MonitoringTest, EveryResourceCountsWhatPodsHold) {
   StartAll();
+  // The plugin is ready when it has registered; the kubelet reads the lists after that.
+  ASSERT_TRUE(kubelet_.WaitAllocatable(ResourceName(Resource::kGpus), testing::kTokens, Soon()));
+  ASSERT_TRUE(kubelet_.WaitAllocatable(ResourceName(Resource::kNvlink), testing::kTokens, Soon()));
+  ASSERT_TRUE(kubelet_.WaitAllocatable(ResourceName(Resource::kExclusive), 2, Soon()));
   auto pair = SharingPod("pair", 4, {"one"});
   pair.containers[0].limits[ResourceName(Resource::kGpus)] = 2;
   pair.containers[0].limits[ResourceName(Resource::kNvlink)] = 1;
