@@ -14,8 +14,9 @@ compile dev gpushm-documents
 python3 tests/platforms/page.py "$@"
 if [ "${1:-}" != --check ]; then
   "$dev/documents/gpushm-documents" docs
-  exit
+  exec python3 tests/documents/promise.py
 fi
+python3 tests/documents/promise.py --check
 rm -rf "$made"
 mkdir -p "$made"
 cp -r docs "$made/"

@@ -35,7 +35,7 @@ constexpr std::array<KeyInfo, 19> kAnnotationKeys = {{
     {kHostIpcKey, "", "\"true\" or \"false\"", "\"false\"",
      "Share memory with other such pods on the node through the host's /dev/shm. "
      "It is allowed only in a pod that itself sets hostIPC: true.",
-     "\"true\"", R"("enum": ["true", "false"])"},
+     "\"true\"", R"("enum": ["true", "false"])", kExperimental},
     {kCudaIpcKey, "", "\"true\" or \"false\"", "\"false\"",
      "Programs that use CUDA IPC work unchanged between the containers that attach. A library is "
      "loaded into each of their programs, by a file /etc/ld.so.preload that gpushm mounts.",
@@ -88,15 +88,16 @@ constexpr std::array<KeyInfo, 19> kAnnotationKeys = {{
      "owner", R"("enum": ["owner", "user", "mps"])"},
     {kInjectKey, "", "\"true\" or \"false\"", "\"true\"",
      "With \"false\" the webhook ignores this pod, whatever its other annotations say.",
-     "\"false\"", R"("enum": ["true", "false"])"},
+     "\"false\"", R"("enum": ["true", "false"])", kExperimental},
     {kSidecarCpuKey, "", "CPU quantity", "the chart's value",
      "The sidecar's CPU request and limit. With a small value, starts and loads take long.", "100m",
      R"("type": "string",
       "pattern": "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
-      "allOf": [{"pattern": "^[+]?[0-9.]*[1-9]"}])"},
+      "allOf": [{"pattern": "^[+]?[0-9.]*[1-9]"}])",
+     kExperimental},
     {kSidecarMemoryKey, "", "quantity", "the chart's value",
      "The sidecar's host memory request and limit.", "64Mi",
-     R"("type": "string", "$ref": "#/$defs/positive")"},
+     R"("type": "string", "$ref": "#/$defs/positive")", kExperimental},
 }};
 
 constexpr std::array<KeyInfo, 9> kBufferKeys = {{

@@ -31,7 +31,9 @@ struct KeyInfo {
   std::string_view example;
   // JSON Schema of the value, without its braces. Empty if none is published.
   std::string_view schema = "";
+  bool experimental = false;  // docs/reference/compatibility.md promises the others.
 };
+inline constexpr bool kExperimental = true;
 
 // A GPU, given by UUID ("GPU-..." or "MIG-...") or by NVML's index.
 struct GpuChoice {

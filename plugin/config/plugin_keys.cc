@@ -4,6 +4,7 @@
 namespace gpushm::plugin {
 namespace {
 
+using config::kExperimental;
 using config::KeyInfo;
 
 constexpr KeyInfo kKeys[] = {
@@ -30,7 +31,7 @@ constexpr KeyInfo kKeys[] = {
      "/run/nvidia/driver"},
     {"host-root", "", "absolute path, or empty", "''",
      "Path at which the plugin sees the node's root. Empty if it does not run in a container.",
-     "/host"},
+     "/host", "", kExperimental},
     {"coexist", "", "`true` or `false`", "false",
      "Containers may request GPUs of other device plugins as well. Without it, a GPU that another "
      "plugin hands out is left to that plugin.",
@@ -42,19 +43,20 @@ constexpr KeyInfo kKeys[] = {
      "chooses the GPU. `dra` needs Kubernetes 1.36 or newer.",
      "dra"},
     {"dra.api-server", "", "`host:port`, or empty", "''",
-     "Where the API server is. Empty: as the environment of every pod says.", "10.96.0.1:443"},
+     "Where the API server is. Empty: as the environment of every pod says.", "10.96.0.1:443", "",
+     kExperimental},
     {"dra.credentials-folder", "", "absolute path", "/var/run/secrets/kubernetes.io/serviceaccount",
      "Folder with `token` and `ca.crt` for the API server.",
-     "/var/run/secrets/kubernetes.io/serviceaccount"},
+     "/var/run/secrets/kubernetes.io/serviceaccount", "", kExperimental},
     {"plugins-folder", "", "absolute path", "/var/lib/kubelet/plugins",
      "With `allocation: dra`: the kubelet's folder of plugins, at the same path as the kubelet "
      "has it.",
-     "/var/lib/kubelet/plugins"},
+     "/var/lib/kubelet/plugins", "", kExperimental},
     {"claims-folder", "", "absolute path", "/run/gpushm-claims",
      "With `allocation: dra`: where the plugin mounts a small tmpfs for each claim whose pods run "
      "under one MPS daemon. It must be the same mount in the plugin's container and on the node "
      "(mountPropagation: Bidirectional).",
-     "/run/gpushm-claims"},
+     "/run/gpushm-claims", "", kExperimental},
     {"kubelet-folder", "", "absolute path", "/var/lib/kubelet/device-plugins",
      "The kubelet's folder of device plugins.", "/var/lib/kubelet/device-plugins"},
     {"pod-resources-socket", "", "absolute path", "/var/lib/kubelet/pod-resources/kubelet.sock",
@@ -63,7 +65,7 @@ constexpr KeyInfo kKeys[] = {
     {"plugins-registry-folder", "", "absolute path", "/var/lib/kubelet/plugins_registry",
      "The kubelet's folder of plugin registrations. There the plugin detects NVIDIA's driver for "
      "dynamic resource allocation, which hands out all GPUs of a node.",
-     "/var/lib/kubelet/plugins_registry"},
+     "/var/lib/kubelet/plugins_registry", "", kExperimental},
     {"not-gpus", "", "list of resources", "[]",
      "Resources of `nvidia.com/` that are not GPUs, such as network cards. If another plugin hands "
      "out a device of `nvidia.com/` that could be any GPU, this plugin hands out none.",
@@ -85,16 +87,19 @@ constexpr KeyInfo kKeys[] = {
      "and optionally a `gpu` (UUID or index).",
      "[{name: demo, memory: 8Gi}]"},
     {"health.ignore-xids", "", "list of numbers from 1 to 65535", "[]",
-     "XIDs that leave a GPU healthy, whatever [xids.md](xids.md) says.", "[74]"},
+     "XIDs that leave a GPU healthy, whatever [xids.md](xids.md) says.", "[74]", "", kExperimental},
     {"health.fatal-xids", "", "list of numbers from 1 to 65535", "[]",
-     "XIDs that make a GPU unhealthy, whatever [xids.md](xids.md) says.", "[63]"},
+     "XIDs that make a GPU unhealthy, whatever [xids.md](xids.md) says.", "[63]", "",
+     kExperimental},
     {"health.recheck-ms", "", "number from 100 to 60000", "1000",
-     "Time between two checks of a GPU. Events are handled immediately.", "5000"},
+     "Time between two checks of a GPU. Events are handled immediately.", "5000", "",
+     kExperimental},
     {"health.good-probes", "", "number from 1 to 100", "3",
-     "Successful checks in a row before an unhealthy GPU is healthy again.", "3"},
+     "Successful checks in a row before an unhealthy GPU is healthy again.", "3", "",
+     kExperimental},
     {"health.quiet-ms", "", "number from 1000 to 86400000", "600000",
      "How long a GPU must be quiet after an XID, if the driver reports no recovery action.",
-     "600000"},
+     "600000", "", kExperimental},
     {"metrics.address", "", "`host:port`, or empty", ":9400",
      "Where `/metrics` is served. Without a host: on all addresses. Empty: not served.",
      "127.0.0.1:9400"},
@@ -103,7 +108,7 @@ constexpr KeyInfo kKeys[] = {
     {"metrics.host-pids", "", "`true` or `false`", "false",
      "The plugin runs in the host's PID namespace (`hostPID: true`), so it can report the private "
      "GPU memory of containers, and processes outside of their pod's MPS.",
-     "true"},
+     "true", "", kExperimental},
     {"status.address", "", "`host:port`, or empty", "127.0.0.1:9401",
      "Where the status page is served. It shows all pods of the node to anyone who can reach it; "
      "on loopback, use `kubectl port-forward`. Empty: not served.",
@@ -114,8 +119,9 @@ constexpr KeyInfo kKeys[] = {
      "chart sets `:9402`.",
      ":9402"},
     {"log.level", "", "`debug`, `info`, `warning` or `error`", "info",
-     "Lowest level that is logged.", "debug"},
-    {"log.format", "", "`text` or `json`", "text", "Format of log lines.", "json"},
+     "Lowest level that is logged.", "debug", "", kExperimental},
+    {"log.format", "", "`text` or `json`", "text", "Format of log lines.", "json", "",
+     kExperimental},
 };
 
 }  // namespace

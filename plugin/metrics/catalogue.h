@@ -132,9 +132,11 @@ struct MetricInfo {
   Metric metric{};
   std::string_view name;  // For a counter, including _total.
   MetricType type{};
-  std::string_view labels;  // Separated by spaces, in the order of the exposition.
-  std::string_view help;    // Sentences, including where the value comes from.
+  std::string_view labels;    // Separated by spaces, in the order of the exposition.
+  std::string_view help;      // Sentences, including where the value comes from.
+  bool experimental = false;  // docs/reference/compatibility.md promises the others.
 };
+inline constexpr bool kExperimental = true;
 
 // Indexed by Metric.
 std::span<const MetricInfo> Metrics();

@@ -29,12 +29,14 @@ constexpr std::array<KeyInfo, 10> kBrokerKeys = {{
      "The plugin names the GPU and keeps what a restarted broker needs.",
      "/run/gpushm-link"},
     {"pod-uid", "", "text", "none", "The pod's UID, for names under /dev/shm.",
-     "0b8c0f6e-5c0e-4d0a-9d3c-8f6f1f3a2b11"},
+     "0b8c0f6e-5c0e-4d0a-9d3c-8f6f1f3a2b11", "", kExperimental},
     {"host-ipc", "", "`true` or `false`", "false",
-     "The same as gpushm.io/host-ipc. If both are given, they must agree.", "true"},
+     "The same as gpushm.io/host-ipc. If both are given, they must agree.", "true", "",
+     kExperimental},
     {"log.level", "", "`debug`, `info`, `warning` or `error`", "info",
-     "The lowest level that is logged.", "debug"},
-    {"log.format", "", "`text` or `json`", "text", "The format of log lines.", "json"},
+     "The lowest level that is logged.", "debug", "", kExperimental},
+    {"log.format", "", "`text` or `json`", "text", "The format of log lines.", "json", "",
+     kExperimental},
 }};
 
 constexpr size_t kUidBytes = 64;

@@ -16,6 +16,11 @@ using config::KeyInfo;
 using plugin::XidEffect;
 using plugin::XidInfo;
 
+// What every row of a reference document says of a thing that is not promised.
+std::string MeaningOf(std::string_view meaning, bool experimental) {
+  return Concat(experimental ? "Experimental. " : "", meaning);
+}
+
 std::string KeyTable(std::span<const KeyInfo> keys) {
   std::string out = "| key | value | default | meaning | example |\n|---|---|---|---|---|\n";
   for (const KeyInfo& key : keys) {
@@ -24,8 +29,8 @@ std::string KeyTable(std::span<const KeyInfo> keys) {
       example.replace(at, std::string_view("$container").size(), "trainer");
     }
     const std::string_view unset = key.default_value.empty() ? "-" : key.default_value;
-    out += Concat("| `", key.name, key.variable, "` | ", key.type, " | ", unset, " | ", key.meaning,
-                  " | `", example, "` |\n");
+    out += Concat("| `", key.name, key.variable, "` | ", key.type, " | ", unset, " | ",
+                  MeaningOf(key.meaning, key.experimental), " | `", example, "` |\n");
   }
   return out;
 }
@@ -38,7 +43,7 @@ std::string MetricTable() {
       labels.replace(at, 1, ", ");
     }
     out += Concat("| `", info.name, "` | ", plugin::TypeName(info.type), " | ", labels, " | ",
-                  info.help, " |\n");
+                  MeaningOf(info.help, info.experimental), " |\n");
   }
   return out;
 }

@@ -238,7 +238,8 @@ typedef struct gpushm_holder {
 
 /* Lists which processes use a buffer. `name` NULL: those of all buffers. `capacity`, `count` and
  * the struct_size of the first entry are as in gpushm_list.
- * Errors: UNAVAILABLE, TIMEOUT. */
+ * Errors: UNAVAILABLE, TIMEOUT.
+ * Experimental. */
 GPUSHM_API gpushm_status gpushm_list_holders(gpushm_client* client, const char* name,
                                              gpushm_holder* holders, size_t capacity,
                                              size_t* count);
@@ -512,7 +513,8 @@ GPUSHM_API gpushm_status gpushm_description_open(gpushm_client* client, const ch
 GPUSHM_API const void* gpushm_description_data(const gpushm_description* description);
 /* Number of its bytes; 0 if the generation has no description. */
 GPUSHM_API uint64_t gpushm_description_size(const gpushm_description* description);
-/* The generation that it describes: attach exactly that one (gpushm_attach_options.generation). */
+/* The generation that it describes: attach exactly that one (gpushm_attach_options.generation).
+ * Experimental. */
 GPUSHM_API uint64_t gpushm_description_generation(const gpushm_description* description);
 /* NULL is allowed. No other thread may use it at that moment. */
 GPUSHM_API void gpushm_description_close(gpushm_description* description);
@@ -587,7 +589,7 @@ typedef struct gpushm_offer_info {
  * the broker that still runs.
  * Errors: NOT_FOUND (this client did not offer it), ORPHANED (the broker restarted and lost what it
  * knew), INVALID_ARGUMENT (generation 0), UNAVAILABLE, TIMEOUT (after GPUSHM_DEFAULT_TIMEOUT_MS).
- */
+ * Experimental. */
 GPUSHM_API gpushm_status gpushm_offer_state(gpushm_client* client, const char* name,
                                             uint64_t generation, gpushm_offer_info* info);
 

@@ -128,7 +128,8 @@ typedef struct gpushm_signal_info {
 } gpushm_signal_info;
 
 /* Fills in what is known about a signal, without a system call.
- * Errors: INVALID_ARGUMENT. */
+ * Errors: INVALID_ARGUMENT.
+ * Experimental. */
 GPUSHM_API gpushm_status gpushm_signal_get_info(const gpushm_signal* signal,
                                                 gpushm_signal_info* info);
 
@@ -184,11 +185,13 @@ GPUSHM_API gpushm_status gpushm_barrier_wait(gpushm_barrier* barrier, int64_t ti
  * stream is still to arrive; or the host still waits for a point); INVALID_ARGUMENT (another
  * participant is in this process); EXHAUSTED (too many streams wait); UNSUPPORTED (the stream is
  * being captured); ENDED, PEER_DIED; ORPHANED. After these the stream has not arrived. DRIVER:
- * later work does not wait. */
+ * later work does not wait.
+ * Experimental. */
 GPUSHM_API gpushm_status gpushm_barrier_wait_on_stream(gpushm_barrier* barrier, void* stream);
 
 /* Whether all passed the last point of this participant. OK: they did. BUSY: not yet. ENDED,
- * PEER_DIED: they never will. */
+ * PEER_DIED: they never will.
+ * Experimental. */
 GPUSHM_API gpushm_status gpushm_barrier_check(gpushm_barrier* barrier);
 
 typedef struct gpushm_barrier_info {
@@ -203,7 +206,8 @@ typedef struct gpushm_barrier_info {
 } gpushm_barrier_info;
 
 /* Fills in what is known about a barrier, without a system call.
- * Errors: INVALID_ARGUMENT. */
+ * Errors: INVALID_ARGUMENT.
+ * Experimental. */
 GPUSHM_API gpushm_status gpushm_barrier_get_info(const gpushm_barrier* barrier,
                                                  gpushm_barrier_info* info);
 
@@ -391,7 +395,8 @@ typedef struct gpushm_ring_info {
   uint32_t reserved;
 } gpushm_ring_info;
 /* Fills in what is known about a ring, without a system call.
- * Errors: INVALID_ARGUMENT. */
+ * Errors: INVALID_ARGUMENT.
+ * Experimental. */
 GPUSHM_API gpushm_status gpushm_ring_get_info(const gpushm_ring* ring, gpushm_ring_info* info);
 
 /* ------------------------------------------------------------------ inspecting
@@ -422,7 +427,8 @@ typedef struct gpushm_sync_info {
 
 /* Attaches the sync page for reading, reads it, and detaches it again, which takes messages to the
  * broker.
- * Errors: NOT_FOUND, DENIED, INVALID_ARGUMENT (it is a buffer), UNAVAILABLE. */
+ * Errors: NOT_FOUND, DENIED, INVALID_ARGUMENT (it is a buffer), UNAVAILABLE.
+ * Experimental. */
 GPUSHM_API gpushm_status gpushm_sync_lookup(gpushm_client* client, const char* name,
                                             gpushm_sync_info* info);
 

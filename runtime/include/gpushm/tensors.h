@@ -55,7 +55,8 @@ typedef enum gpushm_dtype {
 
 /* The name in a safetensors file: "BF16", "F8_E4M3". "?" for a number that is none of the above. */
 GPUSHM_API const char* gpushm_dtype_name(uint32_t dtype);
-/* Bits of one element; 0 for a number that is none of the above. */
+/* Bits of one element; 0 for a number that is none of the above.
+ * Experimental. */
 GPUSHM_API uint32_t gpushm_dtype_bits(uint32_t dtype);
 
 typedef struct gpushm_tensors gpushm_tensors;
@@ -91,10 +92,12 @@ GPUSHM_API gpushm_status gpushm_tensors_get(const gpushm_tensors* tensors, uint6
 GPUSHM_API gpushm_status gpushm_tensors_find(const gpushm_tensors* tensors, const char* name,
                                              gpushm_tensor* tensor);
 /* The value that the file's metadata has for `key` ("format": "pt"); NULL if it has none. Valid
- * until gpushm_tensors_close. */
+ * until gpushm_tensors_close.
+ * Experimental. */
 GPUSHM_API const char* gpushm_tensors_metadata(const gpushm_tensors* tensors, const char* key);
 /* All of the metadata, pair by pair, in the order of the keys' bytes. Errors: NOT_FOUND (`index` is
- * not below the number of pairs), INVALID_ARGUMENT. */
+ * not below the number of pairs), INVALID_ARGUMENT.
+ * Experimental. */
 GPUSHM_API gpushm_status gpushm_tensors_metadata_get(const gpushm_tensors* tensors, uint64_t index,
                                                      const char** key, const char** value);
 /* NULL is allowed. */
@@ -110,7 +113,8 @@ GPUSHM_API void gpushm_tensors_close(gpushm_tensors* tensors);
  * - `metadata`: `metadata_count` pairs, each a key and a value: {"format", "pt", ...}. May be NULL
  * if the count is 0. Errors: INVALID_ARGUMENT (the text names the tensor and the reason; also: the
  * attachment is for reading), EXHAUSTED (docs/reference/limits.md), and those of
- * gpushm_attachment_set_description. */
+ * gpushm_attachment_set_description.
+ * Experimental. */
 GPUSHM_API gpushm_status gpushm_attachment_set_tensors(gpushm_attachment* attachment,
                                                        const gpushm_tensor* tensors,
                                                        uint64_t tensor_count,

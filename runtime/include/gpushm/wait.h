@@ -95,7 +95,8 @@ GPUSHM_API gpushm_status gpushm_waiter_add_signal(gpushm_waiter* waiter, gpushm_
                                                   uint64_t value, uint64_t tag);
 
 /* Removes everything that was added with that tag.
- * Errors: NOT_FOUND (nothing has that tag, or it was removed already). */
+ * Errors: NOT_FOUND (nothing has that tag, or it was removed already).
+ * Experimental. */
 GPUSHM_API gpushm_status gpushm_waiter_remove(gpushm_waiter* waiter, uint64_t tag);
 
 /* Waits until there is an event, then stores up to `capacity` of them and their number in *count.
