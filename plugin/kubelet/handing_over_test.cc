@@ -151,7 +151,8 @@ TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
   std::promise<void> go_on;
   RecordingHandler second_handler;
   second_handler.on_allocate = [until = go_on.get_future().share()](
-                                   Resource, const DeviceIds& ids) -> Result<std::vector<std::string>> {
+                                   Resource,
+                                   const DeviceIds& ids) -> Result<std::vector<std::string>> {
     until.wait();
     return std::vector{*ids.begin()};
   };

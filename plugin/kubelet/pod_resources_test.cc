@@ -159,7 +159,8 @@ TEST_F(PodResourcesTest, SaysWhatIsMissingWhenNobodyAnswers) {
 
 TEST_F(PodResourcesTest, ShowsThePodThatIsBeingAdmitted) {
   std::atomic<size_t> seen{0};
-  handler.on_allocate = [&](Resource resource, const DeviceIds&) -> Result<std::vector<std::string>> {
+  handler.on_allocate = [&](Resource resource,
+                            const DeviceIds&) -> Result<std::vector<std::string>> {
     if (resource == Resource::kAttach) {
       const Result<PodList> list = pods.List(Soon());
       if (list)

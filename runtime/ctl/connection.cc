@@ -141,7 +141,8 @@ Result<uint64_t> Connection::Measure(const std::string& path, uint32_t format) {
                      path.ends_with(".safetensors.index.json");
   if (format == GPUSHM_FORMAT_TENSORS || (format == GPUSHM_FORMAT_AUTO && model)) {
     uint64_t size_bytes = 0;
-    if (auto done = CheckStatus(gpushm_tensors_measure(path.c_str(), &size_bytes, nullptr)); !done) {
+    if (auto done = CheckStatus(gpushm_tensors_measure(path.c_str(), &size_bytes, nullptr));
+        !done) {
       return std::unexpected(done.error());
     }
     return size_bytes;
@@ -169,7 +170,8 @@ Result<gpushm_info> Connection::WaitFor(const std::string& name, uint64_t min_ge
   options.timeout_ms = timeout_ms;
   gpushm_info info;
   GPUSHM_INIT(&info);
-  if (auto done = CheckStatus(gpushm_wait(client_.get(), name.c_str(), min_generation, &options, &info));
+  if (auto done =
+          CheckStatus(gpushm_wait(client_.get(), name.c_str(), min_generation, &options, &info));
       !done) {
     return std::unexpected(done.error());
   }
@@ -226,7 +228,8 @@ Result<gpushm_transfer_result> Connection::LoadNext(const std::string& name,
   making.unpublished = 1;
   making.timeout_ms = settings.timeout_ms;
   gpushm_attachment* made = nullptr;
-  if (auto done = CheckStatus(gpushm_replace(client_.get(), name.c_str(), size_bytes, &making, &made));
+  if (auto done =
+          CheckStatus(gpushm_replace(client_.get(), name.c_str(), size_bytes, &making, &made));
       !done) {
     return std::unexpected(done.error());
   }
