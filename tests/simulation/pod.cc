@@ -84,7 +84,7 @@ Pod::Pod(World* world, uint64_t turns) : world_(world), turns_(turns) {
   mood_ = {.broker_dies_one_in = one_in(500),
            .plugin_dies_one_in = one_in(1200),
            .client_dies_one_in = one_in(400),
-           .link_breaks_one_in = one_in(600),
+           .link_breaks_one_in = one_in(300),
            .message_is_last_one_in = one_in(150),
            .freezes_one_in = one_in(400),
            .gpu_changes_one_in = one_in(1000)};
