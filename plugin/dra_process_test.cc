@@ -201,7 +201,7 @@ void LiveOn(const DraNode& node, PluginProcess& plugin) {
 
 // Goal: whatever change of the file system the plugin was making when it was killed, the next one
 // prepares the same claim, counts it once, and leaves nothing behind. Method: killed before its
-// n-th change, for each n, in its start and in a pod's life.
+// n-th change, for each Stride()-th n, in its start and in a pod's life.
 TEST(PluginDra, KilledBeforeEachChangeOfTheFileSystem) {
   const std::string killer =
       std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libgpushm_kill_at.so";

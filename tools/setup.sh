@@ -71,6 +71,7 @@ need_clang() {
 pip_into() {
   local folder=$1 python=$2 lacking
   shift 2
+  [ -x "$folder/bin/python" ] || [ "$python" != python3 ] || need python3 python3-venv
   mkdir -p "$folder"
   (
     # CI's steps run beside each other, and two pips would write the same files.

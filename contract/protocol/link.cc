@@ -13,6 +13,14 @@ constexpr uint32_t kMaxBufferState = 4;  // registry::BufferState::kFailed
 
 }  // namespace
 
+Result<void> Agree(const LinkWelcome& welcome) {
+  if (welcome.version >= kLinkMinVersion && welcome.version <= kLinkMaxVersion) return {};
+  return Fail(Code::kIncompatible,
+              Concat("the plugin chose link version ", welcome.version,
+                     ", but this program supports ", kLinkMinVersion, " to ", kLinkMaxVersion),
+              kOtherLinkVersion);
+}
+
 Result<LinkHeader> ParseLinkHeader(std::span<const std::byte> message) {
   if (message.size() < sizeof(LinkHeader)) {
     return Broken(Concat("a link message has ", message.size(), " bytes, its header alone has ",

@@ -293,6 +293,9 @@ inline constexpr char kOtherLinkVersion[] =
     "finish the update of gpushm on this node, then make the pod again, so that its sidecar is of "
     "the plugin's release";
 
+// kIncompatible: the plugin chose a version that this program does not speak.
+Result<void> Agree(const LinkWelcome& welcome);
+
 Result<LinkHeader> ParseLinkHeader(std::span<const std::byte> message);
 
 // Field rules of each body; defined for every body type of this file.

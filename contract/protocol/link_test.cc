@@ -133,6 +133,20 @@ TEST(Link, GreetingRules) {
   ExpectBroken<LinkEnd>("reserved", [](LinkEnd* b) { b->reserved = 1; });
 }
 
+// Goal: broker and plugin go on only in a version that they speak, whoever asks: the broker at its
+// start, or a plugin that hands over to the next one.
+TEST(Link, OnlyAVersionThatThisProgramSpeaksIsAgreedOn) {
+  LinkWelcome welcome{};
+  for (int version = 0; version <= kLinkMaxVersion + 2; ++version) {
+    welcome.version = static_cast<uint16_t>(version);
+    const auto agreed = Agree(welcome);
+    ASSERT_EQ(agreed.has_value(), version >= kLinkMinVersion && version <= kLinkMaxVersion);
+    if (!agreed) {
+      EXPECT_EQ(agreed.error().code(), Code::kIncompatible);
+    }
+  }
+}
+
 TEST(Link, GpuRules) {
   using G = LinkGpu;
   ExpectBroken<G>("number is 0, must be 1 to 15", [](G* b) { b->number = 0; });

@@ -16,9 +16,10 @@
 //       (kAnnounceDescriptor), so that the broker can keep descriptor passing switched off on its
 //       sockets otherwise (SO_PASSRIGHTS, Linux 6.16).
 //
-// Versions. A connection uses the highest version that both sides support, agreed on in Hello. Its
-// bytes never change, so that any two versions can read each other's Hello and refuse each other
-// with a reason. Every other message carries the version that introduced its kind.
+// Versions. A connection uses the highest version that both sides support, agreed on in Hello. The
+// bytes of Hello and of its reply never change, so that any two versions can read each other's
+// Hello and refuse each other with a reason. Every other message carries the version that
+// introduced its kind.
 #pragma once
 
 #include <array>

@@ -3,8 +3,7 @@
 //
 // Contract
 //   1. Members may be added, never renamed or removed, and a reader ignores unknown ones. So it
-//   takes
-//      a document of any later version.
+//      takes a document of any later version.
 //   2. What is not known is null in the document and absent here.
 // Threads: pure functions; any thread.
 #pragma once

@@ -87,9 +87,8 @@ inline constexpr size_t kReturnsWord = 2;  // Cell 0: how often a worker gave an
 // Cell 0: 1 if the writer waits in an event loop, so that readers ring the page's alarm.
 inline constexpr size_t kWriterWaitsWord = 3;
 inline constexpr size_t kCursorWord = 0;  // Readers: number of the next frame; 0: still joining.
-inline constexpr size_t kTakenWord = 1;   // Readers: frames taken.
-inline constexpr size_t kLostWord = 2;    // Readers: frames lost.
 inline constexpr size_t kHoldWords = 8;   // Readers: kHolds of them, a cache line of their own.
+static_assert((offsetof(Cell, words) + kHoldWords * sizeof(Word)) % 64 == 0);
 
 // A frame as a reader or worker gets it: announced, perhaps not complete.
 struct Frame {

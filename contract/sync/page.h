@@ -26,7 +26,6 @@
 #include <optional>
 #include <set>
 #include <span>
-#include <string_view>
 
 #include "contract/limits.h"
 #include "platform/base/clock.h"
@@ -40,7 +39,7 @@ inline constexpr uint64_t kPoison = 0x7fffffffffffffff;
 inline constexpr uint64_t kMaxValue = uint64_t{1} << 62;
 
 inline constexpr uint64_t kPageMagic = 0x4c4e4753'4d485347;  // "GSHMSGNL"
-inline constexpr uint32_t kPageVersion = 1;
+inline constexpr uint32_t kPageVersion = 2;
 inline constexpr uint64_t kPageBytes = 4096;
 
 enum class Kind : uint32_t { kSignal = 1, kBarrier = 2, kRing = 3, kQueue = 4 };
@@ -72,9 +71,10 @@ struct alignas(256) Cell {
   Word owners;    // Number of owners so far; changes with each new owner.
   Word wakes;     // Counts the calls of WakeSleepers.
   Word sleepers;  // How many sleep in SleepOn.
-  std::array<Word, 25> words;  // For the owner's use, by the kind of the sync page.
+  Word reserved;  // So that `words` begin a cache line.
+  std::array<Word, 24> words;  // For the owner's use, by the kind of the sync page.
 };
-static_assert(sizeof(Cell) == 256);
+static_assert(sizeof(Cell) == 256 && offsetof(Cell, words) == 64);
 
 struct Header {
   uint64_t magic;
@@ -90,8 +90,8 @@ struct Header {
 };
 static_assert(sizeof(Header) == 256);
 
-// Signals: the word of the writer's cell with the highest value that a GPU may store from now on
-// without another word of the host.
+// Signals: the word of the writer's cell with the highest value that a GPU may store without a
+// further announcement by the host.
 inline constexpr size_t kPendingWord = 0;
 
 // The necessary size of a sync page, in multiples of 4 KiB.

@@ -155,7 +155,7 @@ std::optional<Frame> QueueWorker::Take(uint32_t slot, uint64_t claim) {
     return std::nullopt;
   }
   item->delivery = delivery;
-  own().words[kTakenWord].store(++taken_, std::memory_order_relaxed);
+  ++taken_;
   return item;
 }
 

@@ -224,7 +224,6 @@ void RingReader::Begin(Start start) {
 void RingReader::MoveTo(uint64_t cursor, uint64_t lost) {
   cursor_ = cursor;
   lost_ += lost;
-  if (lost != 0) own().words[kLostWord].store(lost_, std::memory_order_relaxed);
   own().words[kCursorWord].store(cursor, std::memory_order_release);  // Pairs with CursorOf.
 }
 
@@ -260,8 +259,8 @@ std::optional<Frame> RingReader::Take(uint64_t seq, uint32_t hold) {
   frame->hold = hold;
   frame->lost = seq - cursor_;
   holds_[hold] = {.state = HoldState::kOpen, .seq = seq};
+  ++taken_;
   MoveTo(seq + 1, frame->lost);
-  own().words[kTakenWord].store(++taken_, std::memory_order_relaxed);
   return frame;
 }
 

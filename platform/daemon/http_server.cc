@@ -128,7 +128,7 @@ class Caller : public AnyStream {
 
   // `complaint`: what the log says if it takes longer; null: nothing.
   void Begin(int64_t limit_ms, const char* complaint) {
-    since_ns_ = MonotonicNs();
+    since_ns_ = moved_ns_ = MonotonicNs();
     limit_ms_ = limit_ms;
     complaint_ = complaint;
   }
@@ -147,7 +147,10 @@ class Caller : public AnyStream {
     for (;;) {
       ERR_clear_error();  // SSL_get_error also looks at what former calls left.
       const ssize_t moved = call();
-      if (moved > 0) return moved;
+      if (moved > 0) {
+        moved_ns_ = MonotonicNs();
+        return moved;
+      }
       if (tls_) {
         const int why = SSL_get_error(tls_.get(), static_cast<int>(moved));
         if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_WANT_WRITE) return -1;
@@ -159,8 +162,9 @@ class Caller : public AnyStream {
     }
   }
   bool Wait(short events) const {
-    const int64_t waited_ms = (MonotonicNs() - since_ns_) / 1'000'000;
-    if (waited_ms >= limit_ms_) return CutOff(complaint_);
+    const int64_t now_ns = MonotonicNs();
+    if ((now_ns - since_ns_) / 1'000'000 >= limit_ms_) return CutOff(complaint_);
+    const int64_t waited_ms = (now_ns - moved_ns_) / 1'000'000;
     if (load_->crowded() && waited_ms >= (tls_ ? kCrowdedTlsMs : kCrowdedMs)) {
       return CutOff(complaint_ != nullptr ? "others wait for its place" : nullptr);
     }
@@ -186,7 +190,8 @@ class Caller : public AnyStream {
   const Load* const load_;
   const UniqueFd socket_;
   const std::unique_ptr<SSL, Free> tls_;  // Null: plain HTTP.
-  int64_t since_ns_ = 0;
+  int64_t since_ns_ = 0;                  // When the phase began.
+  int64_t moved_ns_ = 0;                  // When bytes last moved.
   int64_t limit_ms_ = 0;
   const char* complaint_ = nullptr;
   size_t left_ = 0;                 // What may still be read of the head, or of the body.

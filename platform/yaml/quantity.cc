@@ -87,7 +87,7 @@ std::optional<Scale> ScaleOf(std::string_view suffix) {
   return std::nullopt;
 }
 
-int64_t TakeFactors(Wide& number, int factor) {
+int64_t TakeFactors(Wide& number, unsigned factor) {
   int64_t count = 0;
   for (; number % factor == 0; ++count) number /= factor;
   return count;

@@ -45,7 +45,6 @@ struct AllocatedClaim {
 };
 
 // 10,000 pods that a claim is reserved for take 2 MB, and Kubernetes allows 256.
-inline constexpr size_t kMaxClaimBytes = size_t{1} << 20;
 
 // kNotFound: this is another claim with the same name. kUnavailable: it is not allocated here.
 // kInvalidArgument: it can never be prepared. The error names the field and shows a correct one.

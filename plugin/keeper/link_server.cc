@@ -778,6 +778,7 @@ Result<uint64_t> LinkServer::HandOver(const Deadline& deadline,
   }
   const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
   if (!welcome) return std::unexpected(welcome.error());
+  if (auto agreed = protocol::Agree(*welcome); !agreed) return std::unexpected(agreed.error());
   if (!broker_pod_.empty()) {
     const protocol::LinkBrokerPod pod{protocol::ToPodField(broker_pod_)};
     if (auto said = say(protocol::LinkKind::kBrokerPod, pod); !said) {

@@ -472,7 +472,11 @@ Result<void> Ring::EndRead(const Frame& frame, CUstream stream, const Deadline& 
     if (auto released = Release(frame.facts, stream); !released) return released;
     had_no_hold = CloseRead(frame.facts.seq);
   }
-  had_no_hold ? page_.RingAlarm() : WakeWriter();
+  if (had_no_hold) {
+    page_.RingAlarm();
+  } else {
+    WakeWriter();
+  }
   return counts;
 }
 
@@ -499,7 +503,11 @@ Result<void> Ring::AbandonRead(const Frame& frame, CUstream stream) {
     }
     is_news |= CloseRead(frame.facts.seq);
   }
-  is_news ? page_.RingAlarm() : WakeWriter();
+  if (is_news) {
+    page_.RingAlarm();
+  } else {
+    WakeWriter();
+  }
   return {};
 }
 
@@ -516,7 +524,7 @@ Result<UniqueFd> Ring::HearAlarm(uint64_t connection, const Deadline& deadline) 
 }
 
 std::expected<signal::LookAgain, Code> Ring::Look() {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (closed_) return std::unexpected(Code::kInvalidArgument);
   if (role_ == Role::kReader) return LookHere();
   signal::Word& waits = page_.cell(0).words[signal::kWriterWaitsWord];
@@ -525,6 +533,7 @@ std::expected<signal::LookAgain, Code> Ring::Look() {
   const auto look = LookHere();
   if (look && *look != signal::LookAgain::kNow) return look;
   waits.store(0, std::memory_order_relaxed);
+  lock.unlock();
   if (waited) page_.RingAlarm();  // For other waiters of this process, which rely on the word.
   return look;
 }

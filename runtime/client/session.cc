@@ -365,7 +365,7 @@ Result<void> Session::SendEncoded(const SessionLock& lock, Kind kind, size_t siz
     const bool leaves_lease =
         code == Code::kTimeout && sent && call.received != nullptr && call.grants_lease;
     // The same holds for a lease whose memory arrived when this process had no free descriptor.
-    const bool lost_descriptor = code == Code::kExhausted;
+    const bool lost_descriptor = code == Code::kExhausted && call.grants_lease;
     if (EndsConnection(code) || leaves_lease || lost_descriptor) HangUp();
     if (code != Code::kUnavailable) return done;
     const bool may_resend = !sent || call.loss == Call::Loss::kRepeatable;

@@ -13,7 +13,6 @@
 namespace gpushm::ctl {
 namespace {
 
-
 constexpr uint64_t kStepBytes = uint64_t{2} << 20;  // Of the capacity `memory`.
 
 struct ClaimArguments {
@@ -47,9 +46,9 @@ Result<ExitCode> RunClaim(const Context& context, const ClaimArguments& argument
   const nlohmann::json spec = claims::ClaimSpec(wanted);
   if (context.globals.json) {
     return PrintDone(nlohmann::json{{"apiVersion", "resource.k8s.io/v1"},
-                          {"kind", "ResourceClaim"},
-                          {"metadata", metadata},
-                          {"spec", spec}}
+                                    {"kind", "ResourceClaim"},
+                                    {"metadata", metadata},
+                                    {"spec", spec}}
                          .dump(2) +
                      "\n");
   }

@@ -64,19 +64,6 @@ bool IsTooMuch(const Link::Greeting& greeting) {
          greeting.kept.leases.size() > greeting.welcome.leases;
 }
 
-// Checks the version that the plugin chose.
-Result<void> Agree(const protocol::LinkWelcome& welcome) {
-  if (welcome.version >= protocol::kLinkMinVersion &&
-      welcome.version <= protocol::kLinkMaxVersion) {
-    return {};
-  }
-  return Fail(
-      Code::kIncompatible,
-      Concat("the plugin chose link version ", welcome.version, ", but this broker supports ",
-             protocol::kLinkMinVersion, " to ", protocol::kLinkMaxVersion),
-      protocol::kOtherLinkVersion);
-}
-
 // Adds the GPU that the message names to those before it.
 Result<void> TakeGpu(const protocol::Message& message, std::vector<Link::Greeting::Gpu>* gpus) {
   const auto gpu = protocol::ParseLink<protocol::LinkGpu>(message.span());
@@ -190,7 +177,7 @@ Result<Link::Greeting> Link::TryGreet(const Deadline& deadline) {
   }
   const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
   if (!welcome) return std::unexpected(welcome.error());
-  if (auto agreed = Agree(*welcome); !agreed) return std::unexpected(agreed.error());
+  if (auto agreed = protocol::Agree(*welcome); !agreed) return std::unexpected(agreed.error());
   greeting.welcome = *welcome;
   greeting.gpus = {{.uuid = welcome->gpu_uuid, .lost = welcome->device_lost == 1}};
   while (greeting.gpus.size() <= welcome->other_gpus) {
@@ -405,7 +392,7 @@ Result<bool> Link::OnMessage() {
 Result<void> Link::OnWelcome(const protocol::Message& message) {
   const auto welcome = protocol::ParseLink<protocol::LinkWelcome>(message.span());
   if (!welcome) return std::unexpected(welcome.error());
-  if (auto agreed = Agree(*welcome); !agreed) return agreed;
+  if (auto agreed = protocol::Agree(*welcome); !agreed) return agreed;
   next_welcome_ = *welcome;
   next_gpus_ = {{.uuid = welcome->gpu_uuid, .lost = welcome->device_lost == 1}};
   return welcome->other_gpus == 0 ? Welcomed() : Result<void>();

@@ -78,7 +78,7 @@ TEST(Link, AnotherVersionIsRefused) {
     EXPECT_THAT(broker.log(),
                 HasSubstr(Concat(
                     "start-failed reason=\"INCOMPATIBLE: the plugin chose link version ", version,
-                    ", but this broker supports 10 to 10. Remedy: finish the "
+                    ", but this program supports 10 to 10. Remedy: finish the "
                     "update of gpushm on this node")));
   }
 }

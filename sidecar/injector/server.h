@@ -5,7 +5,8 @@
 //               and, for pods of namespaces that say how they get their GPU memory,
 //               /mutate/dra, /validate/dra, /mutate/device-plugin, /validate/device-plugin
 //   HTTP   GET  /healthz                200 while the process serves
-//               /readyz                 200 when calls are welcome; 503 before and while draining
+//               /readyz                 200 when calls are welcome; 503 while draining, and when
+//                                       the certificate has expired
 //               /metrics                Prometheus' text format
 //
 // At most kLargeBodies larger bodies are read at once; one that gets no place within

@@ -99,6 +99,11 @@ class Chart:
             "deletionTimestamp" in p["metadata"] for p in pods.values()), 30,
             lambda pods: f"one of the injectors {sorted(pods)} has not ended",
             labelSelector="app.kubernetes.io/component=injector")
+        # Before Kubernetes 1.37, pods are rejected while one plugin follows another.
+        self._api.wait("Pod", NAMESPACE, lambda pods: not any(
+            "deletionTimestamp" in p["metadata"] for p in pods.values()), 60,
+            lambda pods: f"one of the plugins {sorted(pods)} has not ended",
+            labelSelector="app.kubernetes.io/component=plugin")
         self.wait_allocatable()
 
     def uninstall(self):

@@ -65,10 +65,12 @@ class DraPlugin(Plugin):
 
     def end(self):
         # The other front end could not end a claim that is still prepared: its memory would stay bound.
-        self.wait_released()
-        self._cluster.kubectl("delete", "--ignore-not-found", "-f", "-", input=self._things)
-        self._cluster.kubectl("delete", "--ignore-not-found", "namespace", NAMESPACE,
-                              "--timeout=60s")
+        try:
+            self.wait_released()
+        finally:
+            self._cluster.kubectl("delete", "--ignore-not-found", "-f", "-", input=self._things)
+            self._cluster.kubectl("delete", "--ignore-not-found", "namespace", NAMESPACE,
+                                  "--timeout=60s")
 
 
 class ClaimsChart(Chart):
@@ -89,5 +91,7 @@ class ClaimsChart(Chart):
         self.plugin.wait_serving()
 
     def end(self):
-        self.plugin.wait_released()  # As DraPlugin.end.
-        self.uninstall()
+        try:
+            self.plugin.wait_released()  # As DraPlugin.end.
+        finally:
+            self.uninstall()

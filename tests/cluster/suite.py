@@ -184,6 +184,9 @@ def make_room(cluster):
                     "--ignore-not-found", "--wait", "--timeout", "60s"], env=cluster.environment(),
                    check=True)
     SecondNode(cluster).down()
+    cluster.kubectl("delete", "clusterroles,clusterrolebindings,validatingadmissionpolicies,"
+                    "validatingadmissionpolicybindings", "-l", "app.kubernetes.io/part-of=gpushm",
+                    "--ignore-not-found")
     for name in (try_it.WHERE, start_bench.WHERE, NAMESPACE):
         cluster.api.remove_namespace(name, 90)
 

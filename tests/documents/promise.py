@@ -24,9 +24,8 @@ def read(name):
 
 def functions():
     for header in sorted((ROOT / "runtime/include/gpushm").glob("*.h")):
-        if not header.name.startswith("deprecated"):
-            for comment, name in FUNCTION.findall(header.read_text(encoding="utf-8")):
-                yield name, "Experimental" not in comment
+        for comment, name in FUNCTION.findall(header.read_text(encoding="utf-8")):
+            yield name, "Experimental" not in comment
 
 
 def rows(name, begin, end, word="Experimental"):

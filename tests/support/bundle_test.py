@@ -126,7 +126,8 @@ ANSWERS = {
                                               "config": [{"opaque": SECRET}]}}}}),
     "get pod llm": POD,
     "get node node-1": NODE,
-    "logs --previous": "", "logs -n": "2026-11-27T10:00:00Z info ready\n",
+    "logs --previous": "", "logs -n": "2026-11-27T10:00:00Z info ready\n2026-11-27T10:00:01Z error start-failed "
+    f'reason="INVALID_ARGUMENT: \\"https://me:{SECRET}@db\\" is not host:port"\n',
     "-- gpushmctl top --node": {"node": "node-1"},
     "-- gpushmctl --folder /run/gpushm/a": {"buffers": []},
 }

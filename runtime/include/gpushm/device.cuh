@@ -18,8 +18,8 @@
  * multiprocessor; take this where a kernel must signal before its end, or where a graph is launched
  * more than once, because a captured stream operation has the same value each time.
  *
- * Kernels do not wait for a signal: let the stream wait before the kernel
- * (gpushm_signal_wait_on_stream), or a memory operation node of the graph on the same address.
+ * Kernels do not wait for a signal. Let the stream wait before the kernel
+ * (gpushm_signal_wait_on_stream), or put a memory operation node on the same address into the graph.
  *
  * Memory order: what a thread wrote before Set or Advance, and what it knew of others' writes
  * (after __syncthreads() or a grid's barrier), is visible to the streams and hosts that waited for

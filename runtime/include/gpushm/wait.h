@@ -59,10 +59,10 @@ typedef struct gpushm_event {
   uint32_t reserved;
 } gpushm_event;
 
-/* Opens a waiter, with nothing to wait for yet. It uses four descriptors, and two for each
- * name, ring and signal. If the process has none left for those, the waiter works, but it looks
- * with a timer, ten times in a second. gpushm_close closes it. Errors: SYSTEM (no descriptor is
- * left). */
+/* Opens a waiter, with nothing to wait for yet. It uses four descriptors, one for each name and one
+ * for all names together, and two for each ring and signal. If the process has none left for those,
+ * the waiter works, but it looks with a timer, ten times a second. gpushm_close closes it.
+ * Errors: SYSTEM (no descriptor is left). */
 GPUSHM_API gpushm_status gpushm_waiter_open(gpushm_client* client, gpushm_waiter** waiter);
 
 /* The descriptor, for poll, select, epoll or an event loop. It is readable from an event on, until
