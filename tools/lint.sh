@@ -24,7 +24,8 @@ tidy() {
       if grep -q "\"file\": \"$root/$file\"" "$database/compile_commands.json"; then echo "$file"; fi
     done | awk -v most="${GPUSHM_LINT_FILES:-1000000}" 'NR <= most
       END { if (NR > most) print "== clang-tidy: left out " NR - most " of " NR " files" >"/dev/stderr" }' |
-    xargs -r -P "$(nproc)" -n 1 clang-tidy-19 --quiet -p "$database" --extra-arg=-Wno-unknown-warning-option 2>"$build/tidy.log"
+    xargs -r -P "$(nproc)" -n 1 clang-tidy-19 --quiet -p "$database" --extra-arg=-Wno-unknown-warning-option \
+      --extra-arg=-Wno-unused-command-line-argument 2>"$build/tidy.log"
 }
 
 # check COMMAND ...: the others still run if it fails, or cannot run here.
