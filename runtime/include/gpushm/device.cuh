@@ -19,7 +19,8 @@
  * more than once, because a captured stream operation has the same value each time.
  *
  * Kernels do not wait for a signal. Let the stream wait before the kernel
- * (gpushm_signal_wait_on_stream), or put a memory operation node on the same address into the graph.
+ * (gpushm_signal_wait_on_stream), or put a memory operation node on the same address into the
+ * graph.
  *
  * Memory order: what a thread wrote before Set or Advance, and what it knew of others' writes
  * (after __syncthreads() or a grid's barrier), is visible to the streams and hosts that waited for
