@@ -1,8 +1,8 @@
 // Goal: whatever change of the file system the plugin was making when it was killed, the next
 // plugin gives every container of a pod one GPU, and nothing left behind gets in its way. Method:
-// the real process is killed before its n-th change of the file system, for each Stride()-th n, while it
-// starts, admits a pod, starts its containers and releases it. Then a plugin that is not killed
-// serves the affected pod and another one.
+// the real process is killed before its n-th change of the file system, for each Stride()-th n,
+// while it starts, admits a pod, starts its containers and releases it. Then a plugin that is not
+// killed serves the affected pod and another one.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <signal.h>
