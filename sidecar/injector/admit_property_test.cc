@@ -260,7 +260,8 @@ void ExpectTheSameOfEachGpu(const Json& pod) {
 }
 
 TEST(AdmitProperty, APatchOnlyAddsAndIsDoneOnce) {
-  Generator generate(gpushm::testing::TestSeed(20261121) + gpushm::testing::Offset());
+  Generator generate(gpushm::testing::TestSeed(20261121) +
+                     static_cast<uint32_t>(gpushm::testing::Offset()));
   SCOPED_TRACE(gpushm::testing::StrideNote());
   Settings settings = TestSettings();
   settings.pull_secrets = {"ours"};
@@ -297,7 +298,8 @@ TEST(AdmitProperty, APatchOnlyAddsAndIsDoneOnce) {
 }
 
 TEST(AdmitProperty, MutatedReviewsAreAnsweredOrRefused) {
-  Generator generate(gpushm::testing::TestSeed(7) + gpushm::testing::Offset());
+  Generator generate(gpushm::testing::TestSeed(7) +
+                     static_cast<uint32_t>(gpushm::testing::Offset()));
   SCOPED_TRACE(gpushm::testing::StrideNote());
   const Admission admission = TestAdmission();
   int answered = 0;
