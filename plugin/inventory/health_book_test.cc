@@ -251,9 +251,9 @@ TEST(HealthBook, RandomSigns) {
       const std::optional<uint32_t> none = speaks ? std::optional<uint32_t>(0) : std::nullopt;
       switch (pick(6)) {
         case 0: {
-          const bool first = pick(2) == 0;
-          const auto instance = static_cast<uint32_t>(first ? kNoInstance : 1 + pick(2));
-          check(book.OnXid(first ? "GPU-0" : "GPU-1", kSomeXids[pick(kSomeXids.size())], instance,
+          const bool whole = pick(2) == 0;
+          const auto instance = static_cast<uint32_t>(whole ? kNoInstance : 1 + pick(2));
+          check(book.OnXid(whole ? "GPU-0" : "GPU-1", kSomeXids[pick(kSomeXids.size())], instance,
                            kNoInstance, now_ms));
           break;
         }
