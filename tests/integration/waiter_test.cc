@@ -145,7 +145,7 @@ TEST_F(WaiterTest, WhatOthersReadWakesNoReader) {
   Worker writer(run());
   Worker other(run());
   Worker server(run());
-  ASSERT_EQ(writer.Do(kPressure).status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do(kWaitedPressure).status, GPUSHM_OK);
   ASSERT_EQ(other.Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(server.Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(server.Do("waiter ring 1").status, GPUSHM_OK);
