@@ -436,9 +436,13 @@ void LinkServer::LookAtForeign() {
 
 void LinkServer::Break(uint64_t id, const Status& why) {
   const bool is_broker = broker_ && broker_->connection == id;
-  LogWarning("link-broken", {{"allocation", name_},
-                             {"program", is_broker ? broker_->program : ""},
-                             {"reason", why.what()}});
+  // A broker of another version tries twice a second until the pod is replaced.
+  if (is_broker || why.what() != said_broken_) {
+    LogWarning("link-broken", {{"allocation", name_},
+                               {"program", is_broker ? broker_->program : ""},
+                               {"reason", why.what()}});
+  }
+  said_broken_ = is_broker ? "" : why.what();
   Disconnect(id);
 }
 
@@ -536,6 +540,7 @@ Result<void> LinkServer::MakeBroker(Connection& connection, const protocol::Link
   loop_->Cancel(std::exchange(connection.greeting_timer, 0));
   connection.greeted = true;
   broker_pod_.clear();  // It states its own.
+  said_broken_.clear();
   broker_ = Broker{.pidfd = std::move(connection.pidfd),
                    .epoch = hello.epoch,
                    .program = Text(hello.program),

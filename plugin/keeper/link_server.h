@@ -267,7 +267,8 @@ class LinkServer {
   std::vector<GrantedGpu> gpus_;  // As in grant_.
 
   SocketFile listener_;
-  SocketFile others_;  // While there is a broker, which accepts connections there.
+  SocketFile others_;        // While there is a broker, which accepts connections there.
+  std::string said_broken_;  // The reason for which the last stranger was disconnected.
   uint64_t accept_timer_ = 0;
   bool accept_paused_ = false;
   std::map<uint64_t, std::unique_ptr<Connection>> connections_;

@@ -325,9 +325,14 @@ void Link::Reconnect() {
   });
 }
 
-// An empty reason means that a repeated attempt failed, which need not be logged again.
+// An empty reason means that a repeated attempt failed, which need not be logged again. Nor need
+// the same reason: a plugin of another version refuses each attempt until the node's update has
+// ended.
 void Link::Lose(std::string_view reason) {
-  if (!reason.empty()) LogWarning("link-lost", {{"reason", reason}});
+  if (!reason.empty() && reason != said_lost_) {
+    said_lost_ = reason;
+    LogWarning("link-lost", {{"reason", reason}});
+  }
   if (socket_) {
     loop_->Unwatch(socket_.get());
     shutdown(socket_.get(), SHUT_RDWR);
@@ -419,6 +424,7 @@ Result<void> Link::Welcomed() {
   loop_->Cancel(std::exchange(timer_, 0));
   phase_ = Phase::kUp;
   retry_ms_ = settings_.first_retry_ms;
+  said_lost_.clear();
   LogInfo("link-connected", {{"allocation", protocol::FromNameField(welcome_.allocation)}});
   for (uint32_t gpu = 0; gpu < next_gpus_.size(); ++gpu) {
     events_.on_device(gpu, next_gpus_[gpu].lost, "");

@@ -145,6 +145,7 @@ class Link {
   std::deque<Queued> queue_;
   bool stating_ = false;
   int64_t retry_ms_ = 0;
+  std::string said_lost_;    // The last reason logged since the link was up.
   uint64_t timer_ = 0;       // To reconnect, or to time out a greeting.
   uint64_t room_timer_ = 0;  // To send again.
 };

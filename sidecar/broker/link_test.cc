@@ -2,6 +2,9 @@
 // the broker at most its link. Method: the real broker, and a hand-made plugin.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+
+#include <atomic>
 
 #include "contract/protocol/link.h"
 #include "sidecar/broker/testing/broker_process.h"
@@ -81,6 +84,35 @@ TEST(Link, AnotherVersionIsRefused) {
                     ", but this program supports 10 to 10. Remedy: finish the "
                     "update of gpushm on this node")));
   }
+}
+
+// Goal: a plugin that was replaced by one of another version is logged once, not at each attempt.
+// Method: the fourth refusal comes after three attempts with the same answer.
+TEST(Link, TheSameRefusalIsLoggedOnce) {
+  const auto gpu = SomeGpu();
+  const TempFolder link;
+  const TempFolder folder;
+  std::atomic<int> refused = 0;
+  const Plugin plugin(link.path(), [&](int socket, int connection) {
+    protocol::LinkWelcome welcome = Plugin::Welcome(gpu);
+    if (connection > 1) welcome.version = protocol::kLinkMaxVersion + 1;
+    Plugin::Say(socket, LinkKind::kWelcome, welcome);
+    if (connection == 1) Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+    if (connection > 1 && ++refused < 4) return;
+    protocol::Message message;  // Until the broker disconnects, or ends.
+    while (connection > 1 && protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
+    }
+  });
+  const BrokerProcess broker(folder.path(), LinkedTo(link.path()));
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  const Deadline deadline = Deadline::AfterMs(kSoonMs);
+  while (refused < 4 && !deadline.Passed()) poll(nullptr, 0, 10);
+  ASSERT_GE(refused, 4);
+  const std::string log = broker.log();
+  const std::string_view what = "the plugin chose link version";
+  const size_t first = log.find(what);
+  ASSERT_NE(first, std::string::npos) << log;
+  EXPECT_EQ(log.find(what, first + 1), std::string::npos) << log;
 }
 
 TEST(Link, BuffersThatDoNotFitWhatThePodWasGivenAreItsLastWords) {
