@@ -278,6 +278,15 @@ void EntryReader::PlaceInto(PodSpec& pod, const std::set<std::string_view>& take
   if (!buffer_) return;
   const std::string& name = buffer_->name;
   const bool known = pod.gpus != kGpusUnknown;
+  const size_t longest = name.size() + (each_ && known ? NameOnGpu("", pod.gpus - 1).size() : 0);
+  if (!buffer_->file.empty() && longest > kNameBytesWithLoader) {
+    return Fail(
+        *Value("file"), "file",
+        Concat("the name of the container that loads it, ", Quote(LoaderOf(name)),
+               each_ ? " with the number of a GPU," : ",", " would have ",
+               kLoaderPrefix.size() + longest, " characters; must have at most ",
+               limits::kNameBytes, ", so the buffer's name at most ", kNameBytesWithLoader));
+  }
   if (!each_) {
     if (known && buffer_->gpu >= pod.gpus) {
       Fail(*Value("gpu"), "gpu",
@@ -492,13 +501,12 @@ void EntryReader::CheckTogether(const BufferSpec& buffer) {
   if (buffer.access == Access::kReadOnly) {
     const std::string example =
         Concat(entry_.key, ": '{size: 8Gi, access: read-only, file: models/weights.bin}'");
-    if (Value("file") == nullptr && Value("loads") == nullptr) {
-      Fail(*access, "access",
-           "a read-only buffer without file or loads would stay empty indefinitely", example);
-    } else if (Value("file") == nullptr && !buffer.loads && Value("loads")->text == "false") {
-      Fail(*access, "access",
-           "a read-only buffer without file and with loads: false would stay empty indefinitely",
-           example);
+    if (Value("file") == nullptr) {
+      Fail(
+          *access, "access",
+          "a read-only buffer without file would stay empty indefinitely; if a container loads it, "
+          "name that container in writers instead",
+          example);
     }
     if (writers != nullptr) {
       Fail(*writers, "writers", "must not be set: a read-only buffer has no writers", example);
@@ -614,6 +622,8 @@ bool BufferSpec::MayWrite(std::string_view container) const {
 bool SignalSpec::MayAttach(std::string_view container) const {
   return containers.empty() || std::ranges::binary_search(containers, container);
 }
+
+std::string LoaderOf(std::string_view buffer) { return Concat(kLoaderPrefix, buffer); }
 
 std::string_view BufferSpec::FileVolume() const {
   return std::string_view(file).substr(0, file.empty() ? 0 : file.find('/'));

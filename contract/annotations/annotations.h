@@ -31,7 +31,7 @@ namespace gpushm::config {
 enum class Access {
   kManyWriters,  // Any number of writers at the same time; they coordinate themselves.
   kOneWriter,    // At most one attachment for writing at a time.
-  kReadOnly,     // Nobody maps it writable; its content comes from a load.
+  kReadOnly,     // Nobody maps it writable but the loader of its file, once.
 };
 
 // What happens to a buffer whose writer dies while it has it attached for writing.
@@ -58,7 +58,7 @@ struct BufferSpec {
   // Exactly as written: "<volume>/<path>", or an absolute path where ParseOptions allow it. Empty
   // if the buffer has no file.
   std::string file{};
-  bool loads = false;  // A client will load it through the broker.
+  bool loads = false;  // A client will load it.
   uint32_t gpu = 0;    // The number of its GPU among those of the pod.
 
   // Whether its initial state is "loading".
@@ -73,6 +73,12 @@ struct BufferSpec {
 
   friend bool operator==(const BufferSpec&, const BufferSpec&) = default;
 };
+
+// The container that loads the `file:` of that buffer, and the longest name whose loader's is one
+// that Kubernetes accepts.
+std::string LoaderOf(std::string_view buffer);
+inline constexpr std::string_view kLoaderPrefix = "gpushm-load-";
+inline constexpr size_t kNameBytesWithLoader = limits::kNameBytes - kLoaderPrefix.size();
 
 // A signal, which one process at a time writes.
 struct SignalSpec {

@@ -93,7 +93,7 @@ TEST(AnnotationsTest, WhoMayAttachAndWrite) {
   const auto pod = ParseAnnotations(
       {{"buffers.gpushm.io/all", "1Gi"},
        {"buffers.gpushm.io/some", "{size: 1Gi, containers: [sink, model], writers: [model]}"},
-       {"buffers.gpushm.io/none", "{size: 1Gi, access: read-only, loads: true}"}},
+       {"buffers.gpushm.io/none", "{size: 1Gi, access: read-only, file: m/x}"}},
       kPod);
   ASSERT_TRUE(pod) << pod.error().ToString();
   EXPECT_TRUE(pod->Find("all")->MayAttach("late"));

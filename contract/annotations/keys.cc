@@ -110,7 +110,7 @@ constexpr std::array<KeyInfo, 9> kBufferKeys = {{
      "2", R"("type": "integer", "minimum": 1, "maximum": 16)"},
     {"access", "", "`many-writers`, `one-writer` or `read-only`", "many-writers",
      "Who may map it writable: any number of processes at a time, "
-     "one at a time, or nobody (its content then comes from `file` or `loads`).",
+     "one at a time, or nobody (its content then comes from `file`).",
      "one-writer", R"("enum": ["many-writers", "one-writer", "read-only"])"},
     {"writers", "", "list of containers", "all that may attach",
      "The containers that may map it writable.", "[$container]", R"("$ref": "#/$defs/containers")"},
@@ -121,15 +121,16 @@ constexpr std::array<KeyInfo, 9> kBufferKeys = {{
      "the buffer is kept and marked, kept without a mark, or its generation is withdrawn.",
      "keep", R"("enum": ["mark", "keep", "drop"])"},
     {"file", "", "`<volume>/<path>`", "none",
-     "The file, in one of the pod's volumes, from which the buffer is loaded. "
-     "Attaching waits for the load. A symbolic link in the path is resolved within that volume. "
+     "The file, in one of the pod's volumes, from which the pod's container `gpushm-load-<name>`, "
+     "which gpushm adds, loads the buffer. Attaching waits for the load. "
      "The tensors of a safetensors file, of an index of shards, and of a folder (with a slash at "
      "its end) are laid out and described.",
      "models/weights.bin",
      R"("type": "string", "maxLength": 1024, "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)"
      R"((/|(/([^./\\n]|[.][^./\\n]|[.][.][^/\\n])[^/\\n]*)+/?)$")"},
     {"loads", "", "`true` or `false`", "false",
-     "A client will load it through the broker (`gpushmctl load`). Attaching waits for the load.",
+     "One of its writers will load it, for example by `gpushmctl load`. Attaching waits for the "
+     "load.",
      "true", R"("type": "boolean")"},
     {"gpu", "", "number below that of the pod's GPUs, or `each`", "0",
      "The GPU on which the buffer is. With `each` there is one buffer on each GPU: of `weights` "

@@ -243,38 +243,6 @@ Result<void> Validate(const GpusReply& m) {
   return rules.result();
 }
 template <>
-Result<void> Validate(const TransferRequest& m) {
-  return Rules("transfer")
-      .That(m.file_way == 0 || m.file_way == 4 || m.file_way == 5, "file_way is ", m.file_way,
-            ", must be 0, 4 (kGds) or 5 (kAutoGds)")
-      .Name("name", m.name)
-      .Range("direction", m.direction, 1, 3)
-      .Range("chunk_bytes", m.chunk_bytes, 0, uint64_t{1} << 30)
-      .result();
-}
-template <>
-Result<void> Validate(const TransferReply& m) {
-  return Rules("transfer").NotZero("transfer_id", m.transfer_id).result();
-}
-template <>
-Result<void> Validate(const TransferStatusRequest& m) {
-  return Rules("transfer status")
-      .Reserved(m.reserved)
-      .NotZero("transfer_id", m.transfer_id)
-      .Range("cancel", m.cancel, 0, 1)
-      .result();
-}
-template <>
-Result<void> Validate(const TransferStatusReply& m) {
-  return Rules("transfer status")
-      .Range("finished", m.finished, 0, 1)
-      .Range("file_way", m.file_way, 0, 4)
-      .Range("moving_ns", m.moving_ns, 0, INT64_MAX)
-      .That(m.done_bytes <= m.total_bytes, "done_bytes ", m.done_bytes, " is above total_bytes ",
-            m.total_bytes)
-      .result();
-}
-template <>
 Result<void> Validate(const ContentRequest& m) {
   return Rules("content")
       .Reserved(m.reserved)

@@ -37,8 +37,8 @@
 namespace gpushm::protocol {
 
 inline constexpr uint32_t kMagic = 0x4d485347;  // "GSHM"
-inline constexpr uint16_t kMinVersion = 9;
-inline constexpr uint16_t kMaxVersion = 9;
+inline constexpr uint16_t kMinVersion = 10;
+inline constexpr uint16_t kMaxVersion = 10;
 // In the header of Hello and its reply.
 inline constexpr uint16_t kHelloVersion = 1;
 inline constexpr uint16_t kReplyBit = 0x8000;
@@ -58,8 +58,8 @@ enum class Kind : uint16_t {
   kDelete = 8,
   kHolders = 9,
   kBrokerInfo = 10,
-  kTransfer = 11,  // + descriptor of the file; to load, also + memfd of the description, sealed.
-  kTransferStatus = 12,
+  kGpus = 11,
+  kPod = 12,                 // A client in another pod says which one it is.
   kContent = 13,             // A writer says how far its load is, or how many bytes are content.
   kAnnounceDescriptor = 14,  // The next request carries a descriptor.
   kCounters = 15,            // Reply + memfd of a CounterPage (counters.h), the client's own.
@@ -69,10 +69,8 @@ enum class Kind : uint16_t {
   kAlarm = 19,               // Reply + timerfd (docs/design/waiting.md).
   kStageBlock = 20,          // + descriptor. For a kOffer to come, with Transport::kBlocks.
   kBlock = 21,               // Reply + descriptor.
-  kGpus = 22,
-  kPod = 23,  // A client in another pod says which one it is.
 };
-inline constexpr uint16_t kMaxKind = 23;
+inline constexpr uint16_t kMaxKind = 21;
 
 struct Header {
   uint32_t magic;
@@ -319,45 +317,6 @@ struct GpusReply {
   std::array<GpuEntry, limits::kPodGpus> entries;  // The first `count`; the others are zero.
 };
 static_assert(sizeof(GpusReply) == 648);
-
-// kSave writes the content, kSaveWhole the whole buffer.
-enum class Direction : uint32_t { kLoad = 1, kSave = 2, kSaveWhole = 3 };
-
-struct TransferRequest {
-  NameField name;
-  uint32_t direction;  // Direction
-  // GPUDirect Storage (a FileWay): kGds to require it, kAutoGds to try it, or 0. It needs O_DIRECT
-  // on the descriptor.
-  uint32_t file_way;
-  uint64_t chunk_bytes;  // 0: the broker's choice.
-};
-static_assert(sizeof(TransferRequest) == 80);
-
-struct TransferReply {
-  uint64_t transfer_id;
-  uint64_t total_bytes;
-};
-static_assert(sizeof(TransferReply) == 16);
-
-struct TransferStatusRequest {
-  uint64_t transfer_id;
-  uint32_t cancel;  // 1: stop it.
-  uint32_t reserved;
-};
-static_assert(sizeof(TransferStatusRequest) == 16);
-
-// The reply for a failed transfer is an ErrorBody, once; then the broker forgets the transfer, as
-// it does a finished one.
-struct TransferStatusReply {
-  uint64_t done_bytes;
-  uint64_t total_bytes;
-  uint32_t finished;  // 0 or 1.
-  // Valid once it has finished; as gpushm_transfer_result.
-  uint32_t file_way;
-  uint64_t moving_ns;
-  uint64_t link_bytes_per_second;
-};
-static_assert(sizeof(TransferStatusReply) == 40);
 
 struct ContentRequest {
   uint64_t lease_id;  // A write lease.

@@ -116,27 +116,6 @@ inline GpusReply Valid() {
   return body;
 }
 template <>
-inline TransferRequest Valid() {
-  return {.name = ToNameField("weights"), .direction = 1, .file_way = 4, .chunk_bytes = 1 << 20};
-}
-template <>
-inline TransferReply Valid() {
-  return {.transfer_id = 1, .total_bytes = 2};
-}
-template <>
-inline TransferStatusRequest Valid() {
-  return {.transfer_id = 1, .cancel = 1, .reserved = 0};
-}
-template <>
-inline TransferStatusReply Valid() {
-  return {.done_bytes = 1,
-          .total_bytes = 2,
-          .finished = 1,
-          .file_way = 4,
-          .moving_ns = 3,
-          .link_bytes_per_second = 4};
-}
-template <>
 inline MakePageRequest Valid() {
   return {.name = ToNameField("ready"),
           .size_bytes = 4096,
@@ -210,10 +189,6 @@ void ForEachMessage(Visitor visit) {
   visit.template operator()<BrokerInfoReply>(Kind::kBrokerInfo, true);
   visit.template operator()<GpusRequest>(Kind::kGpus, false);
   visit.template operator()<GpusReply>(Kind::kGpus, true);
-  visit.template operator()<TransferRequest>(Kind::kTransfer, false);
-  visit.template operator()<TransferReply>(Kind::kTransfer, true);
-  visit.template operator()<TransferStatusRequest>(Kind::kTransferStatus, false);
-  visit.template operator()<TransferStatusReply>(Kind::kTransferStatus, true);
   visit.template operator()<ContentRequest>(Kind::kContent, false);
   visit.template operator()<AnnounceDescriptorRequest>(Kind::kAnnounceDescriptor, false);
   visit.template operator()<PodRequest>(Kind::kPod, false);

@@ -106,13 +106,11 @@ Result<TransferRequest> ReadTransfer(const char* path, const gpushm_transfer_opt
   }
   const auto given = ReadOptions(options, "transfer_options");
   if (!given) return std::unexpected(given.error());
-  if (given->method > GPUSHM_TRANSFER_BROKER || given->reserved != 0 || given->reserved1 != 0 ||
-      given->whole > 1) {
+  if (given->reserved1 != 0 || given->whole > 1) {
     return Fail(
         Code::kInvalidArgument,
-        Concat("transfer_options: method is ", given->method, ", whole is ", given->whole,
-               ", reserved is ", given->reserved, " and reserved1 is ", given->reserved1),
-        "use a value of gpushm_transfer_method; whole is 0 or 1, and reserved fields are 0");
+        Concat("transfer_options: whole is ", given->whole, " and reserved1 is ", given->reserved1),
+        "whole is 0 or 1, and reserved fields are 0");
   }
   if (given->file_method > GPUSHM_FILE_AUTO_GDS || given->file_method == GPUSHM_FILE_STREAM) {
     return Fail(Code::kInvalidArgument,
@@ -136,8 +134,7 @@ Result<TransferRequest> ReadTransfer(const char* path, const gpushm_transfer_opt
   }
   const auto wait = Wait::ForTransfer(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
   if (!wait) return std::unexpected(wait.error());
-  TransferOptions transfer{.way = static_cast<TransferWay>(given->method),
-                           .chunk_bytes = given->chunk_bytes,
+  TransferOptions transfer{.chunk_bytes = given->chunk_bytes,
                            .file_way = static_cast<FileWay>(given->file_method),
                            .chunks = given->chunks,
                            .threads = alone                 ? 0
@@ -160,7 +157,6 @@ Result<TransferRequest> ReadTransfer(const char* path, const gpushm_transfer_opt
 void WriteResult(const TransferOutcome& moved, gpushm_transfer_result* result) {
   if (result == nullptr) return;
   gpushm_transfer_result filled{};
-  filled.method = static_cast<uint32_t>(moved.way);
   filled.bytes = moved.bytes;
   filled.elapsed_ns = moved.elapsed_ns;
   filled.file_method = static_cast<uint32_t>(moved.file.way);

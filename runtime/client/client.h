@@ -114,7 +114,6 @@ struct OfferUse {
   uint32_t users = 0;
 };
 
-enum class TransferWay : uint32_t { kAuto = 0, kHere = 1, kBroker = 2 };
 // Same numbers as gpushm_format.
 enum class Format : uint32_t { kAuto = 0, kRaw = 1, kTensors = 2 };
 
@@ -125,7 +124,6 @@ struct TransferFile {
 };
 
 struct TransferOptions {
-  TransferWay way = TransferWay::kAuto;
   uint64_t chunk_bytes = 0;
   FileWay file_way = FileWay::kAuto;
   uint32_t chunks = 0;
@@ -137,7 +135,6 @@ struct TransferOptions {
 };
 
 struct TransferOutcome {
-  TransferWay way = TransferWay::kHere;
   uint64_t bytes = 0;
   int64_t elapsed_ns = 0;
   FilePlan file;
@@ -304,7 +301,6 @@ class Client final : private SessionObserver {
 
   // The GPU as this process sees it.
   Result<DeviceInfo> FindDevice(const GpuUuid& uuid);
-  bool SeesDevice(const GpuUuid& uuid) { return FindDevice(uuid).has_value(); }
 
   // The GPUs that this process sees, by ordinal.
   Result<std::vector<DeviceInfo>> Devices();
@@ -385,10 +381,6 @@ class Client final : private SessionObserver {
   // Moves the files of `source` one after the other.
   Result<TransferReport> CopyParts(const LoadSource& source, TransferJob job,
                                    const TransferProgress& progress);
-  // The broker cannot lay tensors out, so a thread of this process writes the buffer's bytes into a
-  // pipe, which the broker loads.
-  Result<TransferOutcome> LoadTensorsByBroker(std::string_view name, const LoadSource& source,
-                                              const TransferOptions& options, const Wait& wait);
   // `tensors` may be null: then the bytes of the buffer are saved as they are.
   Result<TransferOutcome> SaveHere(std::string_view name, const OpenFile& file,
                                    const TensorsToSave* tensors, const TransferOptions& options,
@@ -402,11 +394,6 @@ class Client final : private SessionObserver {
       int64_t start_ns, const TransferFile& to, const TensorsToSave* tensors, uint64_t raw_bytes,
       const TransferOptions& options, const Wait& wait,
       const std::function<Result<TransferOutcome>(const OpenFile& file)>& move);
-  // The broker saves the buffer's bytes into a pipe, from which a thread of this process writes the
-  // file.
-  Result<TransferOutcome> SaveTensorsByBroker(std::string_view name, const TensorsToSave& tensors,
-                                              const OpenFile& to, const TransferOptions& options,
-                                              const Wait& wait);
   // The tensors of the generation, if it is to be saved as a safetensors file; otherwise null.
   // `described`: it may have a description.
   struct Generation {
@@ -419,13 +406,11 @@ class Client final : private SessionObserver {
                                                      const TransferFile& to,
                                                      const TransferOptions& options,
                                                      const Wait& wait);
-  Result<TransferOutcome> TransferByBroker(std::string_view name, protocol::Direction direction,
-                                           const OpenFile& file, const TransferOptions& options,
-                                           const Wait& wait, int description = -1);
+  enum class Direction { kLoad, kSave };
   // LinkOf returns the speed measured before on that GPU in that direction, or 0. KeepLink stores
   // it.
-  uint64_t LinkOf(const GpuUuid& gpu, protocol::Direction direction);
-  void KeepLink(const GpuUuid& gpu, protocol::Direction direction, uint64_t bytes_per_second);
+  uint64_t LinkOf(const GpuUuid& gpu, Direction direction);
+  void KeepLink(const GpuUuid& gpu, Direction direction, uint64_t bytes_per_second);
   // Tells the broker that a load into a published generation has failed. `detaches`: the caller
   // detaches next.
   void GiveContentUp(Attachment* attachment, bool detaches);
@@ -443,7 +428,7 @@ class Client final : private SessionObserver {
   std::vector<DeviceInfo> devices_;  // Under driver_mutex_.
   struct Link {
     GpuUuid gpu;
-    protocol::Direction direction;
+    Direction direction;
     uint64_t bytes_per_second;
   };
   std::vector<Link> links_;  // Under driver_mutex_.

@@ -293,10 +293,6 @@ void FakeBroker::Answer(const FakeRequest& request, Connection* connection, Fake
     case Kind::kOffer:
       offered_pid_ = protocol::Parse<protocol::OfferRequest>(request.message->span())->pid;
       return Fill(request, protocol::OfferReply{++next_generation_}, reply);
-    case Kind::kTransfer:
-      return Fill(request, protocol::TransferReply{7, 100}, reply);
-    case Kind::kTransferStatus:
-      return Fill(request, protocol::TransferStatusReply{100, 100, 1, 0, 0, 0}, reply);
     default:
       return Fill(request, protocol::EmptyReply{}, reply);
   }

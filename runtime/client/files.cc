@@ -1,8 +1,4 @@
-// Loading buffers from files and saving them: in this process, or in a child of the broker.
-#include <poll.h>
-
-#include <algorithm>
-#include <array>
+// Loading buffers from files and saving them.
 #include <utility>
 
 #include "contract/tensors/plan.h"
@@ -13,19 +9,10 @@
 #include "runtime/client/borrowed_context.h"
 #include "runtime/client/client.h"
 #include "runtime/client/open_file.h"
-#include "runtime/client/tensor_sink.h"
-#include "runtime/client/tensor_stream.h"
 
 namespace gpushm::client {
 
-using protocol::Direction;
-using protocol::Kind;
-
 namespace {
-
-// How long to wait between two requests for the progress of the broker's child.
-constexpr int kFirstStatusStepMs = 1;
-constexpr int kLastStatusStepMs = 50;
 
 // `total_bytes` 0: the total is not known.
 Result<void> CallProgress(const TransferOptions& options, const Wait& wait, uint64_t done_bytes,
@@ -54,13 +41,7 @@ Result<void> CheckFits(const LoadSource& source, uint64_t size_bytes) {
 }
 
 // What a transfer of an attachment needs, whichever direction it has.
-Result<void> CheckMovable(Attachment* attachment, const TransferOptions& options) {
-  if (options.way == TransferWay::kBroker) {
-    return Fail(Code::kUnsupported,
-                "method is GPUSHM_TRANSFER_BROKER, but the broker moves the bytes of a name, not "
-                "those of an attachment",
-                "leave method at GPUSHM_TRANSFER_AUTO, or load and save by name");
-  }
+Result<void> CheckMovable(Attachment* attachment) {
   if (attachment->device_mapping() == nullptr ||
       attachment->facts().peer_way == protocol::PeerWay::kStaged) {
     return Fail(Code::kUnsupported,
@@ -105,26 +86,8 @@ TransferJob JobFor(const OpenFile& file, const TransferOptions& options) {
   return job;
 }
 
-// For what the descriptor does not say itself. The broker's child is a gpushm program, which may
-// use GPUDirect Storage if the caller left the method open.
-FileWay WayForBroker(const FilePlan& plan, FileWay asked) {
-  if (plan.way == FileWay::kGds) return FileWay::kGds;
-  return plan.way == FileWay::kDirect && IsOpen(asked) ? FileWay::kAutoGds : FileWay::kAuto;
-}
-
-// `planned` applies if the broker does not report a method.
-TransferOutcome OutcomeOf(const protocol::TransferStatusReply& report, FileWay planned) {
-  return {.way = TransferWay::kBroker,
-          .bytes = report.done_bytes,
-          .elapsed_ns = 0,
-          .file = {.way = report.file_way == 0 ? planned : static_cast<FileWay>(report.file_way)},
-          .moving_ns = static_cast<int64_t>(report.moving_ns),
-          .link_bytes_per_second = report.link_bytes_per_second};
-}
-
 TransferOutcome OutcomeOf(const TransferReport& report, FileWay way) {
-  return {.way = TransferWay::kHere,
-          .bytes = report.bytes,
+  return {.bytes = report.bytes,
           .elapsed_ns = 0,
           .file = {.way = way},
           .moving_ns = report.moving_ns,
@@ -147,15 +110,8 @@ Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& 
   if (auto begun = CallProgress(options, wait, 0, source->file_bytes); !begun) {
     return std::unexpected(begun.error());
   }
-  const GpuUuid gpu{record.gpu};
-  const bool writable = (record.flags & registry::kRecordReadOnly) == 0;
-  const bool here = options.way == TransferWay::kHere ||
-                    (options.way == TransferWay::kAuto && writable && SeesDevice(gpu));
   Result<TransferOutcome> outcome =
-      here ? WithContext(gpu, [&] { return LoadHere(name, *source, options, wait); })
-      : source->has_tensors()
-          ? LoadTensorsByBroker(name, *source, options, wait)
-          : TransferByBroker(name, Direction::kLoad, source->parts.front().file, options, wait);
+      WithContext(GpuUuid{record.gpu}, [&] { return LoadHere(name, *source, options, wait); });
   if (!outcome) return outcome;
   outcome->elapsed_ns = MonotonicNs() - start_ns;
   CountLoad(&*outcome, *source);
@@ -171,7 +127,7 @@ Result<TransferOutcome> Client::Load(Attachment* attachment, const TransferFile&
                 "attach it with GPUSHM_ACCESS_READ_WRITE, or load into a new generation: "
                 "gpushm_replace");
   }
-  if (auto can = CheckMovable(attachment, options); !can) return std::unexpected(can.error());
+  if (auto can = CheckMovable(attachment); !can) return std::unexpected(can.error());
   const bool unpublished = attachment->unpublished();
   // From here on, a failure means that the content is not what the caller wanted.
   if (!attachment->BeginFill()) return std::unexpected(FailRunning().error());
@@ -257,9 +213,6 @@ Result<TransferOutcome> Client::Save(std::string_view name, const TransferFile& 
   const Result<Seen> seen = Await(name, HasContent, wait);
   if (!seen) return std::unexpected(seen.error());
   const registry::BufferRecord& record = seen->found.record;
-  const GpuUuid gpu{record.gpu};
-  const bool here =
-      options.way == TransferWay::kHere || (options.way == TransferWay::kAuto && SeesDevice(gpu));
   const auto tensors = FindTensors(name,
                                    {.number = record.generation,
                                     .size_bytes = record.size_bytes,
@@ -267,24 +220,17 @@ Result<TransferOutcome> Client::Save(std::string_view name, const TransferFile& 
                                    to, options, wait);
   if (!tensors) return std::unexpected(tensors.error());
   const uint64_t raw_bytes = options.whole ? record.size_bytes : registry::ContentBytes(record);
-  return SaveTo(start_ns, to, tensors->get(), raw_bytes, options, wait,
-                [&](const OpenFile& file) -> Result<TransferOutcome> {
-                  if (here) {
-                    return WithContext(
-                        gpu, [&] { return SaveHere(name, file, tensors->get(), options, wait); });
-                  }
-                  if (*tensors) return SaveTensorsByBroker(name, **tensors, file, options, wait);
-                  return TransferByBroker(name,
-                                          options.whole ? Direction::kSaveWhole : Direction::kSave,
-                                          file, options, wait);
-                });
+  return SaveTo(start_ns, to, tensors->get(), raw_bytes, options, wait, [&](const OpenFile& file) {
+    return WithContext(GpuUuid{record.gpu},
+                       [&] { return SaveHere(name, file, tensors->get(), options, wait); });
+  });
 }
 
 Result<TransferOutcome> Client::Save(Attachment* attachment, const TransferFile& to,
                                      const TransferOptions& options, const Wait& wait) {
   const int64_t start_ns = MonotonicNs();
   const Attachment::Facts& facts = attachment->facts();
-  if (auto can = CheckMovable(attachment, options); !can) return std::unexpected(can.error());
+  if (auto can = CheckMovable(attachment); !can) return std::unexpected(can.error());
   if (auto whole = CheckWhole(*this, *attachment); !whole) return std::unexpected(whole.error());
   // The registry knows only of the current generation's description, so the broker must answer.
   const auto tensors = FindTensors(
@@ -348,10 +294,15 @@ void Client::KeepLink(const GpuUuid& gpu, Direction direction, uint64_t bytes_pe
 // Spans attach, copy and detach, because a buffer of transport cuipc needs a context for all three.
 Result<TransferOutcome> Client::WithContext(
     const GpuUuid& gpu, const std::function<Result<TransferOutcome>()>& transfer) {
+  const Result<DeviceInfo> device = FindDevice(gpu);
+  if (!device && device.error().code() == Code::kNotFound) {
+    return Fail(Code::kUnsupported, device.error().what(),
+                "load and save in a container that attaches: private.gpushm.io/<container>: 1Gi "
+                "gives it the GPU");
+  }
+  if (!device) return std::unexpected(device.error());
   const Result<const CudaApi*> api = Driver();
   if (!api) return std::unexpected(api.error());
-  const Result<DeviceInfo> device = FindDevice(gpu);
-  if (!device) return std::unexpected(device.error());
   const Result<BorrowedContext> context = BorrowedContext::Push(**api, device->device);
   if (!context) return std::unexpected(context.error());
   return transfer();
@@ -467,57 +418,6 @@ Result<TransferReport> Client::CopyParts(const LoadSource& source, TransferJob j
   return whole;
 }
 
-Result<TransferOutcome> Client::LoadTensorsByBroker(std::string_view name, const LoadSource& source,
-                                                    const TransferOptions& options,
-                                                    const Wait& wait) {
-  const Result<UniqueFd> description = SealBytes("description", source.table);
-  if (!description) return std::unexpected(description.error());
-  Result<TensorStream> stream = TensorStream::Start(source);
-  if (!stream) return std::unexpected(stream.error());
-  bool source_failed = false;
-  TransferOptions watched = options;
-  watched.progress = [&](uint64_t done_bytes, uint64_t total_bytes) {
-    source_failed = stream->failed();
-    if (source_failed) return false;
-    return !options.progress || options.progress(done_bytes, total_bytes);
-  };
-  const Result<TransferOutcome> outcome =
-      TransferByBroker(name, Direction::kLoad, stream->reader(), watched, wait, description->get());
-  const Result<void> written = stream->Finish();
-  if (source_failed && !written) return std::unexpected(written.error());
-  return outcome;
-}
-
-Result<TransferOutcome> Client::SaveTensorsByBroker(std::string_view name,
-                                                    const TensorsToSave& tensors,
-                                                    const OpenFile& to,
-                                                    const TransferOptions& options,
-                                                    const Wait& wait) {
-  Result<TensorSink> sink = TensorSink::Start(tensors, to);
-  if (!sink) return std::unexpected(sink.error());
-  TransferOptions watched = options;
-  watched.progress = [&](uint64_t done_bytes, uint64_t total_bytes) {
-    if (sink->failed()) return false;
-    return !options.progress || options.progress(done_bytes, total_bytes);
-  };
-  Result<TransferOutcome> outcome =
-      TransferByBroker(name, Direction::kSaveWhole, sink->writer(), watched, wait);
-  const bool file_failed = sink->failed();
-  const Result<void> written = sink->Finish(/*stop=*/!outcome);
-  if (!written && (outcome || file_failed)) return std::unexpected(written.error());
-  if (!outcome) return outcome;
-  const auto now = Lookup(name);
-  if (!now || now->record.generation != tensors.generation) {
-    return Fail(Code::kStale,
-                Concat("the buffer was replaced or deleted during the save: "
-                       "generation ",
-                       tensors.generation, " is gone"),
-                "save it again");
-  }
-  outcome->bytes = tensors.file_bytes;
-  return outcome;
-}
-
 Result<TransferOutcome> Client::SaveHere(std::string_view name, const OpenFile& file,
                                          const TensorsToSave* tensors,
                                          const TransferOptions& options, const Wait& wait) {
@@ -558,65 +458,6 @@ Result<TransferOutcome> Client::Write(Attachment* attachment, const OpenFile& fi
   if (!going) return std::unexpected(going.error());
   if (!saved) return std::unexpected(saved.error());
   return OutcomeOf(*saved, job.way);
-}
-
-Result<TransferOutcome> Client::TransferByBroker(std::string_view name, Direction direction,
-                                                 const OpenFile& file,
-                                                 const TransferOptions& options, const Wait& wait,
-                                                 int description) {
-  if (!file.for_broker) {
-    return Fail(Code::kUnsupported,
-                Concat(file.name,
-                       " is neither a file from its start nor a pipe, so the broker cannot use it"),
-                "name a file, use a pipe, or run this where the GPU is visible");
-  }
-  protocol::TransferRequest request{};
-  request.name = protocol::ToNameField(name);
-  request.direction = static_cast<uint32_t>(direction);
-  request.chunk_bytes = std::min(options.chunk_bytes, kMaxTransferChunkBytes);
-  request.file_way = static_cast<uint32_t>(WayForBroker(file.plan, options.file_way));
-  uint64_t serial = 0;
-  protocol::TransferStatusRequest question{};
-  {
-    const Result<SessionLock> lock = session_.Lock(wait.answer);
-    if (!lock) return std::unexpected(lock.error());
-    const std::array descriptors{file.fd, description};
-    const auto started = session_.Ask<protocol::TransferReply>(
-        *lock, Kind::kTransfer, request, wait.answer,
-        {.descriptors = std::span(descriptors).first(description < 0 ? 1 : 2)});
-    if (!started) return std::unexpected(started.error());
-    question.transfer_id = started->transfer_id;
-    serial = session_.peer(*lock).serial;
-  }
-  // Never with the lock held: the caller's progress function may call gpushm.
-  const auto ask = [&](bool cancel,
-                       const Deadline& deadline) -> Result<protocol::TransferStatusReply> {
-    const Result<SessionLock> lock = session_.Lock(deadline);
-    if (!lock) return std::unexpected(lock.error());
-    question.cancel = cancel ? 1 : 0;
-    return session_.Ask<protocol::TransferStatusReply>(
-        *lock, Kind::kTransferStatus, question, deadline,
-        {.loss = Call::Loss::kRepeatable, .serial = serial});
-  };
-  const auto stop = [&](const Status& why) -> Result<TransferOutcome> {
-    // The cancel request gets its own time, because the deadline may have passed.
-    (void)ask(/*cancel=*/true, Deadline::AfterMs(kAnswerMs));
-    return std::unexpected(why);
-  };
-  for (int step_ms = kFirstStatusStepMs;; step_ms = std::min(2 * step_ms, kLastStatusStepMs)) {
-    const auto report = ask(/*cancel=*/false, wait.answer);
-    if (!report && report.error().code() == Code::kTimeout) return stop(report.error());
-    if (!report) return std::unexpected(report.error());
-    const auto go_on =
-        CallProgress(options, wait, report->done_bytes, file.is_stream() ? 0 : report->total_bytes);
-    if (report->finished != 0) return OutcomeOf(*report, file.plan.way);
-    if (!go_on) return stop(go_on.error());
-    if (wait.answer.Passed()) {
-      return stop(Status(Code::kTimeout, "the deadline passed before the transfer ended",
-                         "use a longer timeout"));
-    }
-    poll(nullptr, 0, std::min(step_ms, wait.answer.RemainingMs()));
-  }
 }
 
 }  // namespace gpushm::client

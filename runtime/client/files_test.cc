@@ -44,7 +44,6 @@ TEST_F(ClientTest, LoadsAndSavesHere) {
   auto result = Sized<gpushm_transfer_result>();
   ASSERT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, &result), GPUSHM_OK)
       << gpushm_last_error()->text;
-  EXPECT_EQ(result.method, GPUSHM_TRANSFER_HERE);
   EXPECT_EQ(result.bytes, content.size());
   EXPECT_EQ(seen_bytes, content.size());
   EXPECT_GT(broker_->requests(Kind::kContent), 2u);
@@ -202,7 +201,6 @@ TEST_F(ClientTest, LoadsWithTheThreadsThatWereAskedFor) {
   const auto threads_of = [&](uint32_t threads) {
     Seen seen{.before = CountThreads(), .most = 0};
     auto options = Sized<gpushm_transfer_options>();
-    options.method = GPUSHM_TRANSFER_HERE;
     options.threads = threads;
     options.user = &seen;
     options.progress = [](void* user, uint64_t, uint64_t) {

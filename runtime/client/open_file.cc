@@ -51,7 +51,6 @@ Result<OpenFile> Use(OpenFile file, FileWay asked) {
   if (!S_ISREG(info.st_mode) || !from_start) {
     if (!IsOpen(asked)) return std::unexpected(NoSuchWay(file.name));
     file.plan = {FileWay::kStream, FileReason::kInOrder};
-    file.for_broker = S_ISFIFO(info.st_mode);
     return file;
   }
   file.size_bytes = static_cast<uint64_t>(info.st_size);
@@ -169,7 +168,6 @@ Result<SaveTarget> SaveTarget::Open(const TransferFile& to, uint64_t size_bytes,
     if (fstat(file.fd, &info) != 0) return FailSystem(errno, Concat("stat ", file.name));
     if (!IsOpen(asked)) return std::unexpected(NoSuchWay(file.name));
     file.plan = {FileWay::kStream, FileReason::kInOrder};
-    file.for_broker = S_ISFIFO(info.st_mode);
     return target;
   }
   target.path_ = *to.path;

@@ -20,9 +20,7 @@ struct OpenFile {
   int fd = -1;              // `own`, or the caller's.
   FilePlan plan;            // O_DIRECT is set on `fd` if the plan needs it.
   uint64_t size_bytes = 0;  // For a load: the file's size, or 0 for a stream.
-  bool for_broker =
-      true;  // True for a file from its start, or a pipe: the broker's child can use these, too.
-  std::string name;  // For messages.
+  std::string name;         // For messages.
 
   bool is_stream() const { return plan.way == FileWay::kStream; }
 };

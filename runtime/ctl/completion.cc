@@ -88,7 +88,7 @@ _gpushmctl() {
   COMPREPLY=()
   for ((i = 1; i < COMP_CWORD; i++)); do
     word=${COMP_WORDS[i]}
-    # "--method=here" is three words here: bash splits at "=".
+    # "--format=raw" is three words here: bash splits at "=".
     if [[ $word == '=' ]]; then continue; fi
     if [[ -n $previous ]]; then
       case $previous in --folder | --pod-uid) where+=("$previous" "$word") ;; esac

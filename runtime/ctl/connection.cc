@@ -51,7 +51,6 @@ Result<gpushm_transfer_result> Transfer(int standard, const std::string& path,
                                         const TransferSettings& settings, Call call) {
   gpushm_transfer_options options;
   GPUSHM_INIT(&options);
-  options.method = settings.method;
   options.chunk_bytes = settings.chunk_bytes;
   options.file_method = settings.file_method;
   options.chunks = settings.chunks;

@@ -30,7 +30,6 @@ struct BrokerFacts {
 };
 
 struct TransferSettings {
-  uint32_t method = GPUSHM_TRANSFER_AUTO;
   uint32_t file_method = GPUSHM_FILE_AUTO;
   uint64_t chunk_bytes = 0;
   uint32_t chunks = 0;

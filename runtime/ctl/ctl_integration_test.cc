@@ -155,7 +155,6 @@ TEST_F(CtlTest, Denied) {
   const std::string file = WriteFile("frame", 4096);
   const Output load = Ctl({"load", file, "table", "--timeout", "2s"});
   EXPECT_EQ(load.code, 4) << load.err;
-  EXPECT_EQ(Ctl({"load", file, "table", "--method", "broker", "--timeout", "2s"}).code, 4);
   EXPECT_EQ(Ctl({"save", "frames", (dir_ / "x").string(), "--timeout", "2s"}).code, 4);
   EXPECT_EQ(Ctl({"rm", "table"}).code, 4);
   EXPECT_FALSE(fs::exists(dir_ / "x"));
@@ -254,8 +253,7 @@ TEST_F(CtlTest, EqualPids) {
   StartBroker();
   ASSERT_EQ(Ctl({"create", "weights", "2Mi"}, {.own_pid_namespace = true}).code, 0);
   const std::string file = WriteFile("model", 2 << 20);
-  const Output load =
-      Ctl({"load", file, "weights", "--method", "here"}, {.own_pid_namespace = true});
+  const Output load = Ctl({"load", file, "weights"}, {.own_pid_namespace = true});
   EXPECT_EQ(load.code, 0) << load.err;
   const Output doctor = Ctl({"doctor"}, {.own_pid_namespace = true});
   EXPECT_EQ(doctor.code, 0) << doctor.out;
@@ -289,8 +287,8 @@ TEST_F(CtlTest, EqualPidsOverCuipc) {
   ASSERT_EQ(byte, 'R');
   EXPECT_THAT(Ctl({"stat", "offered"}).out, HasSubstr("transport:   cuipc\n"));
   const std::string copy = (dir_ / "copy").string();
-  const Output save = Ctl({"save", "offered", copy, "--method", "here", "--timeout", "5s"},
-                          {.own_pid_namespace = true});
+  const Output save =
+      Ctl({"save", "offered", copy, "--timeout", "5s"}, {.own_pid_namespace = true});
   EXPECT_EQ(save.code, 8) << save.err;
   EXPECT_THAT(save.err, HasSubstr("PID"));
   EXPECT_THAT(Ctl({"doctor"}).out, HasSubstr("1 buffers have transport cuipc"));
@@ -324,9 +322,9 @@ TEST_F(CtlTest, BashCompletes) {
   EXPECT_EQ(complete(ctl + "load a"), "app\n");
   EXPECT_EQ(complete(ctl + "load app k"), "kv\n");
   EXPECT_EQ(complete(ctl + "save kv a"), "app\n");
-  EXPECT_EQ(complete(ctl + "load --method b"), "broker\n");
-  EXPECT_EQ(complete(ctl + "load --method = b"), "broker\n");
-  EXPECT_EQ(complete(ctl + "load --method ="), "auto here broker\n");
+  EXPECT_EQ(complete(ctl + "load --format r"), "raw\n");
+  EXPECT_EQ(complete(ctl + "load --format = r"), "raw\n");
+  EXPECT_EQ(complete(ctl + "load --format ="), "auto raw tensors\n");
   EXPECT_EQ(complete(ctl + "-o j"), "json\n");
   EXPECT_EQ(complete(ctl + "create x 1Mi --on-writer-exit d"), "drop\n");
   EXPECT_THAT(complete(ctl + "load --st"), HasSubstr("--stall-timeout"));

@@ -167,19 +167,18 @@ TEST(Progress, FitsItsWidth) {
 TEST(Transfers, TellTheWayAndThePartOfTheLink) {
   gpushm_transfer_result result;
   GPUSHM_INIT(&result);
-  result.method = GPUSHM_TRANSFER_HERE;
   result.bytes = uint64_t{8} << 30;
   result.elapsed_ns = kSecond / 2;
   EXPECT_EQ(TransferLine("loaded", "f", "w", result),
-            "loaded f to w: 8Gi in 500ms, 16.0 GiB/s, in this process, auto\n")
+            "loaded f to w: 8Gi in 500ms, 16.0 GiB/s, auto\n")
       << "nothing more is known";
   result.file_method = GPUSHM_FILE_DIRECT;
   result.file_reason = GPUSHM_FILE_REASON_NOT_IN_CACHE;
   result.moving_ns = kSecond / 4;
   result.link_bytes_per_second = uint64_t{40} << 30;
   EXPECT_EQ(TransferLine("loaded", "f", "w", result),
-            "loaded f to w: 8Gi in 500ms, 32.0 GiB/s, 0.80 of the PCIe link's 40.0 GiB/s, in this "
-            "process, direct (not in the page cache)\n");
+            "loaded f to w: 8Gi in 500ms, 32.0 GiB/s, 0.80 of the PCIe link's 40.0 GiB/s, "
+            "direct (not in the page cache)\n");
   EXPECT_THAT(TransferLine("loaded", "f", "w", result, 7),
               HasSubstr("(not in the page cache), generation 7\n"));
   EXPECT_THAT(TransferJson("w", "f", result, 7), HasSubstr("\"generation\": \"7\""));
@@ -521,7 +520,7 @@ TEST(CommandLine, CompletionNamesEveryCommandAndOption) {
         EXPECT_THAT(script, HasSubstr("--" + name));
     }
   }
-  EXPECT_THAT(script, HasSubstr("compgen -W 'auto here broker'"));
+  EXPECT_THAT(script, HasSubstr("compgen -W 'auto raw tensors'"));
 }
 
 TEST(CommandLine, GlobalOptionsGoAnywhereAndCommandsAreNames) {

@@ -10,6 +10,7 @@
 #include "platform/base/clock.h"
 #include "runtime/ctl/commands.h"
 #include "runtime/ctl/format.h"
+#include "runtime/ctl/stay.h"
 #include "runtime/ctl/terminal.h"
 
 namespace gpushm::ctl {
@@ -22,7 +23,6 @@ constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
 struct TransferArguments {
   std::string name;
   std::string path;
-  std::string method = "auto";
   std::string file_method = "auto";
   uint64_t chunk_bytes = 0;
   uint32_t chunks = 0;
@@ -31,6 +31,7 @@ struct TransferArguments {
   bool no_progress = false;
   bool whole = false;
   bool next = false;
+  bool stay = false;
   std::string format = "auto";
 };
 
@@ -52,8 +53,7 @@ class Watchdog {
   static void OnAlarm(int) {
     static constexpr std::string_view kText =
         "\ngpushmctl: the transfer stalled: neither the GPU's driver nor the file answers\n"
-        "remedy: gpushmctl doctor shows which; --stall-timeout allows more time, "
-        "and --method broker uses the broker instead of this process\n";
+        "remedy: gpushmctl doctor shows which; --stall-timeout allows more time\n";
     // The process is about to end, so a failed write is ignored.
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText.data(), kText.size());
     _exit(static_cast<int>(ExitCode::kTimeout));
@@ -91,12 +91,6 @@ class ProgressBar {
   bool drawn_ = false;
 };
 
-uint32_t MethodOf(std::string_view method) {
-  return method == "here"     ? GPUSHM_TRANSFER_HERE
-         : method == "broker" ? GPUSHM_TRANSFER_BROKER
-                              : GPUSHM_TRANSFER_AUTO;
-}
-
 // gpushmctl is a process of gpushm, so cuFile may start threads in it.
 uint32_t FileMethodOf(std::string_view method) {
   return method == "page-cache" ? GPUSHM_FILE_CACHED
@@ -132,7 +126,6 @@ Result<ExitCode> RunTransfer(const Context& context, const TransferArguments& ar
   if (!connection) return std::unexpected(connection.error());
   const Watchdog watchdog(arguments.stall_ms);
   TransferSettings settings;
-  settings.method = MethodOf(arguments.method);
   settings.file_method = FileMethodOf(arguments.file_method);
   settings.chunk_bytes = arguments.chunk_bytes;
   settings.chunks = arguments.chunks;
@@ -193,12 +186,6 @@ Result<ExitCode> RunTransfer(const Context& context, const TransferArguments& ar
 
 void AddOptions(CLI::App* command, TransferArguments* arguments) {
   command
-      ->add_option("--method", arguments->method,
-                   "Who moves the bytes: here (this process, "
-                   "which needs the GPU), broker (a child of the broker), or auto")
-      ->check(CLI::IsMember({"auto", "here", "broker"}))
-      ->capture_default_str();
-  command
       ->add_option("--file-method", arguments->file_method,
                    "How the file is read or written: page-cache, direct (O_DIRECT), gds (GPUDirect "
                    "Storage), or auto")
@@ -209,10 +196,10 @@ void AddOptions(CLI::App* command, TransferArguments* arguments) {
   command->add_option("--chunks", arguments->chunks, "Number of pinned chunks, 2 to 16 (default 3)")
       ->check(CLI::Range(2U, 16U));
   command
-      ->add_option("--threads", arguments->threads,
-                   "Number of threads that read the file besides the main one; "
-                   "0: none. The broker chooses its own number (default: "
-                   "one for each further core that this container may use, at most 8)")
+      ->add_option(
+          "--threads", arguments->threads,
+          "Number of threads that read the file besides the main one; "
+          "0: none (default: one for each further core that this container may use, at most 8)")
       ->check(CLI::Range(0U, 64U));
   AddDurationOption(
       command, "--stall-timeout",
@@ -247,11 +234,17 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
       ->check(CLI::IsMember({"auto", "raw", "tensors"}))
       ->capture_default_str();
   if (load) {
-    command->add_flag(
+    CLI::Option* const stay = command->add_flag(
+        "--stay", arguments->stay,
+        "Load NAME if it lacks its content, try again after each failure, and stay until SIGTERM: "
+        "if the broker loses the content, it is loaded again. The containers that load the `file:` "
+        "of annotations run this");
+    CLI::Option* const next = command->add_flag(
         "--next", arguments->next,
         "Load into a new generation, as large as FILE needs (a stream: of the present "
         "size), and publish it when it is complete. Until then, and after a failure, "
         "readers have the former generation");
+    stay->excludes(next);
   } else {
     command->add_flag("--whole", arguments->whole,
                       "Save all bytes of the buffer, not only its content");
@@ -261,15 +254,19 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
     if (chunk_bytes != 0 && (chunk_bytes < kMinChunkBytes || chunk_bytes > kMaxChunkBytes)) {
       throw CLI::ValidationError("--chunk", "must be between 1Mi and 1Gi; 16Mi to 32Mi works best");
     }
-    if (arguments->next && arguments->method == "broker") {
-      throw CLI::ValidationError("--method",
-                                 "must not be broker with --next: this process moves the bytes");
-    }
     if (arguments->name == "-") {
       throw CLI::ValidationError("NAME", load ? "comes last: gpushmctl load - NAME"
                                               : "comes first: gpushmctl save NAME -");
     }
-    context->action = [=] { return RunTransfer(*context, *arguments, load); };
+    if (arguments->stay && arguments->path == "-") {
+      throw CLI::ValidationError("--stay", "needs a file, which can be read again");
+    }
+    context->action = [=]() -> Result<ExitCode> {
+      if (!arguments->stay) return RunTransfer(*context, *arguments, load);
+      auto words = WordsWithoutStay();
+      if (!words) return std::unexpected(words.error());
+      return StayLoaded(*context, arguments->name, std::move(*words));
+    };
   });
 }
 

@@ -1,5 +1,4 @@
-// Loads and saves by gpushmctl (integration_testing.h), in its own process and in the broker's
-// child.
+// Loads and saves by gpushmctl (integration_testing.h).
 #include "platform/transfer/file_way.h"
 #include "runtime/ctl/integration_testing.h"
 
@@ -11,33 +10,37 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST_F(CtlTest, MovesFilesEitherWay) {
+TEST_F(CtlTest, MovesFiles) {
   StartBroker();
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
   const std::string file = WriteFile("model", 8 << 20);
-  for (const std::string way : {"here", "broker"}) {
-    const Output loaded = Ctl({"load", file, "weights", "--method", way, "--chunk", "1Mi"});
-    EXPECT_EQ(loaded.code, 0) << loaded.err;
-    EXPECT_THAT(loaded.out, HasSubstr(way == "here" ? "in this process" : "by the broker"));
-    EXPECT_EQ(loaded.err, "") << "no progress bar without a terminal";
-    const std::string copy = (dir_ / ("copy-" + way)).string();
-    const Output saved = Ctl({"save", "weights", copy, "--method", way, "-o", "json"});
-    EXPECT_EQ(saved.code, 0) << saved.err;
-    EXPECT_TRUE(IsJson(saved.out));
-    EXPECT_THAT(saved.out, HasSubstr("\"method\": \"" + way + "\""));
-    EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way;
-  }
-  // In a container without a GPU, auto uses the broker.
-  const Output blind = Ctl({"load", file, "weights"}, {.environment = {"CUDA_VISIBLE_DEVICES="}});
-  EXPECT_EQ(blind.code, 0) << blind.err;
-  EXPECT_THAT(blind.out, HasSubstr("by the broker"));
-  EXPECT_NE(
-      Ctl({"load", file, "weights", "--method", "here"}, {.environment = {"CUDA_VISIBLE_DEVICES="}})
-          .code,
-      0);
+  const Output loaded = Ctl({"load", file, "weights", "--chunk", "1Mi"});
+  EXPECT_EQ(loaded.code, 0) << loaded.err;
+  EXPECT_EQ(loaded.err, "") << "no progress bar without a terminal";
+  const std::string copy = (dir_ / "copy").string();
+  const Output saved = Ctl({"save", "weights", copy, "-o", "json"});
+  EXPECT_EQ(saved.code, 0) << saved.err;
+  EXPECT_TRUE(IsJson(saved.out));
+  EXPECT_TRUE(Slurp(copy) == Slurp(file));
 }
 
-// Goal: a missing name gives exit code 3 immediately, with every method, and the error suggests a
+// Goal: a container that does not see the GPU is told from where to load and save.
+TEST_F(CtlTest, WithoutTheGpuNothingMoves) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string file = WriteFile("model", 8 << 20);
+  const std::string copy = (dir_ / "copy").string();
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"load", file, "weights"}, {"save", "weights", copy}}) {
+    const Output blind = Ctl(words, {.environment = {"CUDA_VISIBLE_DEVICES="}});
+    EXPECT_EQ(blind.code, 8) << blind.err;
+    EXPECT_THAT(blind.err, HasSubstr("in a container that attaches"));
+  }
+  EXPECT_FALSE(fs::exists(copy));
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("ready"));
+}
+
+// Goal: a missing name gives exit code 3 immediately, and the error suggests a
 // similar name. --timeout waits for the name, and that wait does not count as a stalled transfer.
 TEST_F(CtlTest, AMissingBufferIsSaidAtOnceUnlessAskedToWait) {
   StartBroker();
@@ -46,14 +49,10 @@ TEST_F(CtlTest, AMissingBufferIsSaidAtOnceUnlessAskedToWait) {
   const std::string copy = (dir_ / "copy").string();
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"load", file, "weigths"}, {"save", "weigths", copy}}) {
-    for (const std::string way : {"auto", "here", "broker"}) {
-      std::vector<std::string> at_once = words;
-      at_once.insert(at_once.end(), {"--method", way});
-      const Output missing = Ctl(at_once);
-      EXPECT_EQ(missing.code, 3) << way << missing.err;
-      EXPECT_THAT(missing.err, AllOf(HasSubstr("no buffer \"weigths\""),
-                                     HasSubstr("did you mean \"weights\"?")));
-    }
+    const Output missing = Ctl(words);
+    EXPECT_EQ(missing.code, 3) << missing.err;
+    EXPECT_THAT(missing.err,
+                AllOf(HasSubstr("no buffer \"weigths\""), HasSubstr("did you mean \"weights\"?")));
     std::vector<std::string> patient = words;
     patient.insert(patient.end(), {"--timeout", "1500ms", "--stall-timeout", "1s"});
     const Output waited = Ctl(patient);
@@ -74,27 +73,23 @@ TEST_F(CtlTest, AMissingBufferIsSaidAtOnceUnlessAskedToWait) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << Slurp((dir_ / "late.err").string());
 }
 
-// Goal: every output shows how many bytes of a buffer are content, and saves write those bytes,
-// with every method; --whole writes all. A new generation begins with all of its bytes as content.
+// Goal: every output shows how many bytes of a buffer are content, and saves write those bytes;
+// --whole writes all. A new generation begins with all of its bytes as content.
 TEST_F(CtlTest, ABufferKnowsTheBytesOfItsContent) {
   StartBroker();
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
   EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 8388608"));
   const std::string file = WriteFile("model", (3 << 20) - 5);
-  for (const std::string way : {"here", "broker"}) {
-    ASSERT_EQ(Ctl({"load", file, "weights", "--method", way}).code, 0);
-    EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 3145723"));
-    EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("(3145723 bytes)"));
-    const std::string copy = (dir_ / ("copy-" + way)).string();
-    for (const std::string other : {"here", "broker"}) {
-      const Output saved = Ctl({"save", "weights", copy, "--method", other, "-o", "json"});
-      EXPECT_EQ(saved.code, 0) << saved.err;
-      EXPECT_THAT(saved.out, HasSubstr("\"bytes\": 3145723"));
-      EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way << other;
-      ASSERT_EQ(Ctl({"save", "weights", copy, "--method", other, "--whole"}).code, 0);
-      EXPECT_EQ(fs::file_size(copy), 8u << 20) << way << other;
-    }
-  }
+  ASSERT_EQ(Ctl({"load", file, "weights"}).code, 0);
+  EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 3145723"));
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("(3145723 bytes)"));
+  const std::string copy = (dir_ / "copy").string();
+  const Output saved = Ctl({"save", "weights", copy, "-o", "json"});
+  EXPECT_EQ(saved.code, 0) << saved.err;
+  EXPECT_THAT(saved.out, HasSubstr("\"bytes\": 3145723"));
+  EXPECT_TRUE(Slurp(copy) == Slurp(file));
+  ASSERT_EQ(Ctl({"save", "weights", copy, "--whole"}).code, 0);
+  EXPECT_EQ(fs::file_size(copy), 8u << 20);
   const std::string empty = WriteFile("nothing", 0);
   ASSERT_EQ(Ctl({"load", empty, "weights"}).code, 0);
   EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 0,"));
@@ -127,30 +122,25 @@ TEST_F(CtlTest, ABufferKnowsTheBytesOfItsContent) {
   gpushm_close(client);
 }
 
-// Goal: a shell's pipes work in both directions and through both processes, and errors are
-// reported.
+// Goal: a shell's pipes work in both directions, and errors are reported.
 TEST_F(CtlTest, MovesStreams) {
   StartBroker();
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
   const std::string file = WriteFile("model", (8 << 20) - 5);
   const std::string ctl = build_ + "/bin/gpushmctl ";
   const auto shell = [&](const std::string& command) { return Run({"/bin/sh", "-c", command}); };
-  for (const std::string way : {"here", "broker"}) {
-    const Output loaded = shell("cat " + file + " | " + ctl + "load - weights --method " + way);
-    EXPECT_EQ(loaded.code, 0) << loaded.err;
-    EXPECT_THAT(loaded.out, HasSubstr("stream (read or written in order)"));
-    const std::string copy = (dir_ / ("copy-" + way)).string();
-    const Output saved =
-        shell(ctl + "save weights - -o json --method " + way + " | head -c 8388603 > " + copy);
-    EXPECT_EQ(saved.code, 0) << saved.err;
-    EXPECT_THAT(saved.err, HasSubstr("\"file_method\": \"stream\""));
-    EXPECT_TRUE(Slurp(copy) == Slurp(file)) << way;
-    const Output long_one =
-        shell("cat " + file + " " + file + " | " + ctl + "load - weights --method " + way);
-    EXPECT_EQ(long_one.code, 2) << long_one.err;
-    EXPECT_THAT(long_one.err, HasSubstr("load \"weights\": the stream has more than the 8388608"));
-    EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("failed"));
-  }
+  const Output loaded = shell("cat " + file + " | " + ctl + "load - weights");
+  EXPECT_EQ(loaded.code, 0) << loaded.err;
+  EXPECT_THAT(loaded.out, HasSubstr("stream (read or written in order)"));
+  const std::string piped = (dir_ / "piped").string();
+  const Output saved = shell(ctl + "save weights - -o json | head -c 8388603 > " + piped);
+  EXPECT_EQ(saved.code, 0) << saved.err;
+  EXPECT_THAT(saved.err, HasSubstr("\"file_method\": \"stream\""));
+  EXPECT_TRUE(Slurp(piped) == Slurp(file));
+  const Output long_one = shell("cat " + file + " " + file + " | " + ctl + "load - weights");
+  EXPECT_EQ(long_one.code, 2) << long_one.err;
+  EXPECT_THAT(long_one.err, HasSubstr("load \"weights\": the stream has more than the 8388608"));
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("failed"));
   const Output whole = shell(ctl + "load - weights -o json < " + file);
   EXPECT_EQ(whole.code, 0) << whole.err;
   EXPECT_THAT(whole.out, HasSubstr("\"file_method\": \"page-cache\""));
@@ -168,7 +158,7 @@ TEST_F(CtlTest, MovesStreams) {
   }
 }
 
-// Goal: GPUDirect Storage works in both processes: the bytes are right and the method is reported.
+// Goal: GPUDirect Storage works: the bytes are right and the method is reported.
 // A refusal before the start leaves the buffer unchanged; an error in the middle does not. Method:
 // fake_cufile.cc.
 TEST_F(CtlTest, MovesByGpuDirectStorage) {
@@ -180,19 +170,15 @@ TEST_F(CtlTest, MovesByGpuDirectStorage) {
   if (!PlanRead(probe.get(), 8 << 20, FileWay::kGds)) GTEST_SKIP() << "no O_DIRECT here";
   const std::vector<std::string> load = {"load", file, "weights", "--file-method",
                                          "gds",  "-o", "json"};
-  for (const std::string way : {"here", "broker"}) {
-    std::vector<std::string> words = load;
-    words.insert(words.end(), {"--method", way});
-    const Output loaded = Ctl(words);
-    ASSERT_EQ(loaded.code, 0) << loaded.err;
-    EXPECT_THAT(loaded.out, HasSubstr("\"file_method\": \"gds\""));
-    EXPECT_THAT(loaded.out, HasSubstr("\"file_reason\": \"asked for\""));
-    const std::string copy = (dir_ / ("copy-" + way)).string();
-    const Output saved = Ctl({"save", "weights", copy, "--file-method", "gds", "--method", way});
-    ASSERT_EQ(saved.code, 0) << saved.err;
-    EXPECT_THAT(saved.out, HasSubstr(", gds (asked for)"));
-    EXPECT_TRUE(Slurp(copy).substr(0, (8 << 20) - 5) == Slurp(file)) << way;
-  }
+  const Output loaded = Ctl(load);
+  ASSERT_EQ(loaded.code, 0) << loaded.err;
+  EXPECT_THAT(loaded.out, HasSubstr("\"file_method\": \"gds\""));
+  EXPECT_THAT(loaded.out, HasSubstr("\"file_reason\": \"asked for\""));
+  const std::string copy = (dir_ / "copy").string();
+  const Output saved = Ctl({"save", "weights", copy, "--file-method", "gds"});
+  ASSERT_EQ(saved.code, 0) << saved.err;
+  EXPECT_THAT(saved.out, HasSubstr(", gds (asked for)"));
+  EXPECT_TRUE(Slurp(copy).substr(0, (8 << 20) - 5) == Slurp(file));
   const Output refused = Ctl(load, {.environment = {"GPUSHM_FAKE_CUFILE=no-driver"}});
   EXPECT_NE(refused.code, 0);
   EXPECT_THAT(refused.err,
@@ -207,27 +193,13 @@ TEST_F(CtlTest, MovesByGpuDirectStorage) {
   const std::string large = WriteFile("large", 0);
   fs::resize_file(large, 256 << 20);
   ASSERT_EQ(Ctl({"create", "more", "256Mi"}).code, 0);
-  for (const std::string way : {"here", "broker"}) {
-    const Output chosen = Ctl({"load", large, "more", "--method", way});
-    ASSERT_EQ(chosen.code, 0) << chosen.err;
-    EXPECT_THAT(chosen.out, AnyOf(HasSubstr(", gds (not in the page cache)"),
-                                  HasSubstr(", page-cache (in the page cache)")));
-  }
+  const Output chosen = Ctl({"load", large, "more"});
+  ASSERT_EQ(chosen.code, 0) << chosen.err;
+  EXPECT_THAT(chosen.out, AnyOf(HasSubstr(", gds (not in the page cache)"),
+                                HasSubstr(", page-cache (in the page cache)")));
   const Output other = Ctl({"load", large, "more"}, {.environment = {"GPUSHM_CUFILE=/none"}});
   EXPECT_EQ(other.code, 0) << other.err;
   EXPECT_THAT(other.out, Not(HasSubstr(", gds")));
-}
-
-TEST_F(CtlTest, BrokerWithoutGpuDirectStorageSaysWhatIsMissing) {
-  setenv("GPUSHM_CUFILE", (build_ + "/fake-cufile").c_str(), 1);
-  setenv("GPUSHM_FAKE_CUFILE", "compat", 1);
-  StartBroker();
-  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
-  const std::string file = WriteFile("model", 8 << 20);
-  const Output refused =
-      Ctl({"load", file, "weights", "--file-method", "gds", "--method", "broker"});
-  EXPECT_NE(refused.code, 0);
-  EXPECT_THAT(refused.err, AnyOf(HasSubstr("compatibility mode is on"), HasSubstr("O_DIRECT")));
 }
 
 TEST_F(CtlTest, StalledOrKilledInTheMiddle) {
@@ -239,23 +211,21 @@ TEST_F(CtlTest, StalledOrKilledInTheMiddle) {
   const int held = open(pipe.c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_GE(held, 0);
   ASSERT_EQ(write(held, "few", 3), 3);
-  for (const std::string way : {"here", "broker"}) {
-    const Output late = Ctl({"load", pipe, "weights", "--method", way, "--timeout", "300ms"});
-    EXPECT_EQ(late.code, 6) << late.err;
-    EXPECT_THAT(Eventually("failed"), HasSubstr("failed")) << way;
-    const Output still = Ctl({"load", pipe, "weights", "--method", way, "--stall-timeout", "1s"});
-    EXPECT_EQ(still.code, 6) << still.err;
-    EXPECT_THAT(Eventually("failed"), HasSubstr("failed")) << way;
-    const pid_t loader = fork();
-    if (loader == 0) {
-      RedirectTo(STDERR_FILENO, "killed.err");
-      Exec({build_ + "/bin/gpushmctl", "load", pipe, "weights", "--method", way});
-    }
-    EXPECT_THAT(Eventually("loading"), HasSubstr("loading")) << way;
-    kill(loader, SIGKILL);
-    waitpid(loader, nullptr, 0);
-    EXPECT_THAT(Eventually("failed"), HasSubstr("failed")) << way;
+  const Output late = Ctl({"load", pipe, "weights", "--timeout", "300ms"});
+  EXPECT_EQ(late.code, 6) << late.err;
+  EXPECT_THAT(Eventually("failed"), HasSubstr("failed"));
+  const Output still = Ctl({"load", pipe, "weights", "--stall-timeout", "1s"});
+  EXPECT_EQ(still.code, 6) << still.err;
+  EXPECT_THAT(Eventually("failed"), HasSubstr("failed"));
+  const pid_t loader = fork();
+  if (loader == 0) {
+    RedirectTo(STDERR_FILENO, "killed.err");
+    Exec({build_ + "/bin/gpushmctl", "load", pipe, "weights"});
   }
+  EXPECT_THAT(Eventually("loading"), HasSubstr("loading"));
+  kill(loader, SIGKILL);
+  waitpid(loader, nullptr, 0);
+  EXPECT_THAT(Eventually("failed"), HasSubstr("failed"));
   close(held);
 }
 

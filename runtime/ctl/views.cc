@@ -213,13 +213,6 @@ std::string AccessName(uint32_t access) {
   return NameIn({{GPUSHM_ACCESS_READ, "read"}, {GPUSHM_ACCESS_READ_WRITE, "write"}}, access);
 }
 
-std::string MethodName(uint32_t method) {
-  return NameIn({{GPUSHM_TRANSFER_HERE, "here"},
-                 {GPUSHM_TRANSFER_BROKER, "broker"},
-                 {GPUSHM_TRANSFER_AUTO, "auto"}},
-                method);
-}
-
 std::string FileMethodName(uint32_t method) {
   return NameIn({{GPUSHM_FILE_AUTO, "auto"},
                  {GPUSHM_FILE_AUTO_GDS, "auto"},
@@ -537,7 +530,6 @@ std::string TransferLine(std::string_view verb, std::string_view from, std::stri
   return Concat(verb, " ", Printable(from), " to ", Printable(to), ": ", FormatBytes(result.bytes),
                 " in ", FormatAge(result.elapsed_ns), ", ",
                 FormatRate(result.bytes, MovingNs(result)), LinkText(result), ", ",
-                result.method == GPUSHM_TRANSFER_BROKER ? "by the broker" : "in this process", ", ",
                 FileMethodName(result.file_method), reason.empty() ? "" : Concat(" (", reason, ")"),
                 generation == 0 ? "" : Concat(", generation ", generation), "\n");
 }
@@ -549,7 +541,6 @@ std::string TransferJson(std::string_view buffer, std::string_view file,
   const double rate = seconds > 0 ? static_cast<double>(result.bytes) / seconds : 0;
   Json object({{"buffer", buffer},
                {"file", file},
-               {"method", MethodName(result.method)},
                {"file_method", FileMethodName(result.file_method)},
                {"file_reason", FileReasonName(result.file_reason)},
                {"bytes", result.bytes},

@@ -24,7 +24,6 @@ struct Style {
 std::string StateName(uint32_t state);
 std::string TransportName(uint32_t transport);
 std::string AccessName(uint32_t access);
-std::string MethodName(uint32_t method);
 std::string FileMethodName(uint32_t method);
 std::string FileReasonName(uint32_t reason);
 

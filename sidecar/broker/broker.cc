@@ -34,8 +34,6 @@ constexpr int64_t kHostSocketRetryMs = 1000;
 constexpr int64_t kCountersPeriodMs = 1000;
 // gpushm-mps writes its state as often.
 constexpr int64_t kMpsPeriodMs = 2000;
-// Time for killed children to end when the broker ends. A driver takes 0.2 s to destroy a context.
-constexpr int64_t kChildrenEndMs = 1'000;
 // The container names for a pod whose containers the broker was not told, and for hostIPC peers.
 constexpr char kOnlyContainer[] = "main";
 constexpr char kHostIpcContainer[] = "host-ipc";
@@ -68,9 +66,6 @@ void Broker::AddDriver() {
 Broker::~Broker() {
   // A driver call, or closing memory, may hang. The process ends now anyway, and the kernel closes.
   for (const auto& driver : drivers_) driver->Abandon();
-  file_loads_.reset();
-  transfers_.reset();
-  if (children_) children_->EndAll(kChildrenEndMs);
   if (counters_) counters_->Publish();
   link_.reset();
   server_.reset();
@@ -128,12 +123,6 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   const config::BrokerConfig& config = broker->options_.config;
   if (auto r = broker->LockFolder(); !r) return std::unexpected(r.error());
   if (auto r = broker->TakeGenerations(); !r) return std::unexpected(r.error());
-  Result<std::unique_ptr<Children>> children =
-      Children::Create(loop, broker->options_.program,
-                       [self = broker.get()](const Status& why) { self->OnSpawnerEnded(why); });
-  if (!children) return std::unexpected(children.error());
-  broker->children_ = std::move(*children);
-  if (auto r = broker->PutTools(); !r) return std::unexpected(r.error());
   if (auto r = broker->MakeMpsFolder(); !r) return std::unexpected(r.error());
   if (auto r = broker->PutCudaIpc(); !r) return std::unexpected(r.error());
   Link::Greeting greeting;
@@ -144,7 +133,6 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   if (!registry) return std::unexpected(registry.error());
   broker->registry_ = std::move(*registry);
   broker->registry_->SetGpus(broker->ledger_->gpu_count());
-  broker->MakeTransfers();
   broker->server_.emplace(loop, static_cast<Handler*>(broker.get()));
   std::set<std::string> settled;
   broker->Restore(std::move(greeting.kept), &settled);
@@ -154,7 +142,6 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
   if (auto r = broker->MakeCounters(); !r) return std::unexpected(r.error());
   broker->RestoreClients(std::move(greeting.clients));
   if (auto r = broker->RunLink(greeting.gpus); !r) return std::unexpected(r.error());
-  broker->StartFileLoads();
   const int64_t took_ns = MonotonicNs() - started_ns;
   broker->counters_->SetReady(took_ns);
   for (uint32_t number = 1; number < broker->gpus_.size(); ++number) {
@@ -210,77 +197,9 @@ void Broker::MakeLedger() {
   }
   ledger_.emplace(LedgerLimits{.pool_bytes = options_.config.pool_bytes,
                                .granularity = granularity,
-                               .containers = CountContainers()},
+                               .containers = CountContainers(),
+                               .one_socket = ServedContainers().empty()},
                   gpus, epoch_);
-  ledger_->SetLoaders({options_.loaders.begin(), options_.loaders.end()});
-}
-
-size_t Broker::ContextsAtOnce() const {
-  return std::clamp<uint64_t>(options_.memory_limit_bytes / kContextHostBytes, 1, gpus_.size());
-}
-
-void Broker::MakeTransfers() {
-  transfers_.emplace(
-      loop_, children_.get(),
-      Transfers::Settings{.driver_folder = options_.driver_folder,
-                          .gpus = ChildArguments(),
-                          .at_once = ContextsAtOnce(),
-                          .stall_ms = options_.transfer_stall_ms},
-      Transfers::Events{
-          .on_progress =
-              [this](const std::string& name, protocol::Direction direction, uint64_t done) {
-                if (direction != protocol::Direction::kLoad) return;
-                ledger_->TransferProgress(name, done);
-                Apply();
-              },
-          .on_end = [this](
-                        const std::string& name, protocol::Direction direction,
-                        const TransferState& state) { OnTransferEnded(name, direction, state); }});
-}
-
-void Broker::OnTransferEnded(const std::string& name, protocol::Direction direction,
-                             const TransferState& state) {
-  const bool load = direction == protocol::Direction::kLoad;
-  if (state.gave_way) {
-    ledger_->TransferRefused(name);
-    file_loads_->Again(name, state.loader_ended);
-    LogWarning("load-gave-way", {{"buffer", name}, {"bytes", state.done_bytes}});
-    return Apply();
-  }
-  if (load && state.result) ledger_->TransferProgress(name, state.done_bytes);
-  Result<void> result = state.result;
-  if (load) {
-    UniqueFd description;
-    const uint64_t bytes = state.description ? state.description->bytes : 0;
-    if (result && state.description) {
-      const auto sealed = CheckSealed(state.description->memory.get(), "description", bytes, bytes,
-                                      Writers::kNobody);
-      if (sealed) {
-        description = std::move(state.description->memory);
-      } else {
-        result = std::unexpected(sealed.error());
-      }
-    }
-    ledger_->TransferEnded(name, result, std::move(description), bytes);
-  }
-  Apply();
-  if (result) {
-    LogInfo(load ? "buffer-loaded" : "buffer-saved",
-            {{"buffer", name},
-             {"bytes", state.done_bytes},
-             {"file_method", std::string(gpushm::NameOf(state.file_way))},
-             {"moving_ms", state.moving_ns / 1'000'000},
-             {"link_bytes_per_s", state.link_bytes_per_second}});
-  } else {
-    LogError(load ? "load-failed" : "save-failed",
-             {{"buffer", name}, {"reason", result.error().ToString()}});
-  }
-}
-
-std::vector<std::vector<std::string>> Broker::ChildArguments() const {
-  std::vector<std::vector<std::string>> arguments;
-  for (const PodGpu& gpu : gpus_) arguments.push_back(gpu.gpu.ChildArguments());
-  return arguments;
 }
 
 // The flock keeps a second broker out, and is released with the process however it ends. The folder
@@ -313,13 +232,6 @@ Result<void> Broker::PutFile(const std::filesystem::path& from, const std::strin
                       "check that the volume of /run/gpushm is not full");
   }
   return {};
-}
-
-// gpushmctl, for containers that get nothing from the plugin.
-Result<void> Broker::PutTools() const {
-  if (options_.tools_folder.empty()) return {};
-  return PutFile(std::filesystem::path(options_.program).replace_filename("gpushmctl"),
-                 options_.tools_folder);
 }
 
 // The library for programs that use CUDA IPC, and the file that makes the dynamic linker load it.
@@ -402,12 +314,11 @@ Result<void> Broker::MakeDeclared(const std::set<std::string>& settled) {
 
 Result<void> Broker::ListenAll() {
   const config::BrokerConfig& config = options_.config;
-  if (!config.containers || config.containers->empty()) {
+  const std::vector<std::string> served = ServedContainers();
+  if (served.empty()) {
     const std::string path = Concat(config.folder, '/', protocol::kSocketName);
     if (auto r = server_->Listen(path, kSocketMode, kOnlyContainer); !r) return r;
   } else {
-    std::vector<std::string> served = *config.containers;
-    served.insert(served.end(), options_.loaders.begin(), options_.loaders.end());
     for (const std::string& container : served) {
       if (auto r = ListenFor(container); !r) return r;
     }
@@ -436,11 +347,18 @@ void Broker::ListenForHostIpc(bool first) {
   loop_->After(kHostSocketRetryMs, [this] { ListenForHostIpc(/*first=*/false); });
 }
 
+std::vector<std::string> Broker::ServedContainers() const {
+  std::vector<std::string> served = options_.config.containers.value_or(std::vector<std::string>());
+  if (served.empty()) return served;
+  for (const config::BufferSpec& spec : options_.config.pod.buffers) {
+    if (!spec.file.empty()) served.push_back(config::LoaderOf(spec.name));
+  }
+  return served;
+}
+
 uint32_t Broker::CountContainers() const {
-  const config::BrokerConfig& config = options_.config;
-  const size_t named = config.containers ? config.containers->size() + options_.loaders.size() : 0;
-  return static_cast<uint32_t>(std::max<size_t>(named, 1) + (config.host_ipc ? 1 : 0) +
-                               (serves_others_ ? 1 : 0));
+  return static_cast<uint32_t>(std::max<size_t>(ServedContainers().size(), 1) +
+                               (options_.config.host_ipc ? 1 : 0) + (serves_others_ ? 1 : 0));
 }
 
 void Broker::ServeOthers(Link::Greeting::Others others) {
@@ -490,46 +408,6 @@ void Broker::LookAtMps() {
   }
   counters_->SetMps(mps_state_);
   loop_->After(kMpsPeriodMs, [this] { LookAtMps(); });
-}
-
-void Broker::StartFileLoads() {
-  file_loads_.emplace(
-      loop_, children_.get(),
-      FileLoads::Settings{.driver_folder = options_.driver_folder,
-                          .gpus = ChildArguments(),
-                          .hang_ms = options_.transfer_stall_ms / 6},
-      FileLoads::Events{.is_wanted =
-                            [this](const std::string& buffer) {
-                              return ledger_->StateOf(buffer) == BufferState::kLoading;
-                            },
-                        .load = [this](const std::string& buffer,
-                                       OpenedFile* file) { return LoadFile(buffer, file); },
-                        .on_failure = [this](const std::string& buffer,
-                                             const Status& why) { FileLoadFailed(buffer, why); }});
-  for (const config::BufferSpec& spec : options_.config.pod.buffers) {
-    if (spec.file.empty()) continue;
-    const std::string_view volume = spec.FileVolume();
-    file_loads_->Add({.buffer = spec.name,
-                      .gpu = ledger_->GpuOf(spec.name).value_or(spec.gpu),
-                      .folder = volume.empty() ? "" : Concat(options_.files_folder, '/', volume),
-                      .path = std::string(spec.FilePath())});
-  }
-}
-
-// Fails with kBusy if another load runs on that GPU; its files load one after the other.
-Result<void> Broker::LoadFile(const std::string& buffer, OpenedFile* file) {
-  const auto started =
-      StartTransfer(Client{}, {.buffer = buffer, .direction = protocol::Direction::kLoad}, file);
-  if (!started) return std::unexpected(started.error());
-  return {};
-}
-
-void Broker::FileLoadFailed(const std::string& buffer, const Status& why) {
-  LogError("load-failed", {{"buffer", buffer}, {"reason", why.ToString()}});
-  if (ledger_->BeginTransfer(Client{}, buffer, protocol::Direction::kLoad)) {
-    ledger_->TransferEnded(buffer, std::unexpected(why));
-  }
-  Apply();
 }
 
 // ---- carrying out the ledger's changes
@@ -596,7 +474,6 @@ void Broker::PublishCountersSoon() {
 }
 
 void Broker::OnEnded(const Client& client) {
-  transfers_->EndClient(client.id);
   DropStaged(client.id);
   const Ledger::Ended ended = ledger_->EndClient(client.id);
   for (const std::string& name : ended.marked) {
@@ -616,13 +493,6 @@ void Broker::OnEnded(const Client& client) {
 
 // ---- end
 
-// Only a successor can start another spawner, see child.h.
-void Broker::OnSpawnerEnded(const Status& why) {
-  LogError("spawner-ended", {{"reason", why.ToString()}});
-  failed_ = true;
-  loop_->Stop();
-}
-
 bool Broker::Drained() const {
   // What other pods hold outlives this broker: the next owner of the claim takes it over.
   size_t of_others = 0;
@@ -631,7 +501,7 @@ bool Broker::Drained() const {
       of_others += ledger_->HeldBy(client).leases;
     }
   }
-  return ledger_->lease_count() <= of_others && driver_calls_ == 0 && transfers_->running() == 0;
+  return ledger_->lease_count() <= of_others && driver_calls_ == 0;
 }
 
 void Broker::Drain() {

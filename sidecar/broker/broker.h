@@ -1,6 +1,5 @@
 // The broker owns a pod's buffers and gives them to its containers. It wires together the ledger
-// (which decides), the registry (which peers read), the server (which takes requests), the GPU and
-// the transfers.
+// (which decides), the registry (which peers read), the server (which takes requests) and the GPU.
 //
 // Order of a start: lock the folder; take a generation block; ask the plugin for the GPUs and for
 // what an earlier broker had; open the GPUs; restore that state; make the declared buffers and
@@ -32,20 +31,13 @@
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/worker.h"
 #include "sidecar/broker/broker_config.h"
-#include "sidecar/broker/child.h"
 #include "sidecar/broker/counters.h"
-#include "sidecar/broker/file_loads.h"
 #include "sidecar/broker/gpu.h"
 #include "sidecar/broker/ledger.h"
 #include "sidecar/broker/link.h"
 #include "sidecar/broker/server.h"
-#include "sidecar/broker/transfer.h"
 
 namespace gpushm::broker {
-
-// Host memory for a child that makes a context. The injector adds as much to pods that load
-// something. If the kernel kills such a child for memory, it may kill the broker too.
-inline constexpr uint64_t kContextHostBytes = uint64_t{512} << 20;
 
 // Threads for closing descriptors. A client can send a descriptor whose close blocks such a thread.
 inline constexpr size_t kCloserThreads = 8;
@@ -55,22 +47,12 @@ struct BrokerOptions {
   std::string driver_folder;          // Same as for CudaApi::Load.
   std::string host_dir = "/dev/shm";  // For pods with hostIPC.
   std::string link_folder;            // Folder of the plugin's socket; empty if there is no plugin.
-  std::string program = "gpushm-broker";     // This program, for its children.
-  uint64_t memory_limit_bytes = UINT64_MAX;  // Limit of the sidecar's host memory.
-  // Folder of the pod's volumes that `file:` names.
-  std::string files_folder = "/run/gpushm-files";
-  std::string cuda_ipc_folder;  // Folder for libgpushm-cudaipc.so; empty for none.
-  std::string mps_folder;       // Folder to make for gpushm-mps; empty for none.
-  std::string tools_folder;     // Folder into which gpushmctl is copied; empty for none.
-  std::string pod;              // NAMESPACE/NAME, for the log; empty if unknown.
-  // Served in addition to config.containers; see Ledger::SetLoaders.
-  std::vector<std::string> loaders;
-  int64_t start_timeout_ms = 60'000;  // How long the GPU may take to make the declared buffers.
-  // See Transfers::Settings. It equals the time that gpushmctl itself waits for a byte
-  // (--stall-timeout). Even something that starts slowly, such as a download into a pipe, has begun
-  // by then.
-  int64_t transfer_stall_ms = 60'000;
-  int64_t drain_timeout_ms = 20'000;  // How long clients may take to leave after Drain.
+  std::string program = "gpushm-broker";  // The path of this program; others are beside it.
+  std::string cuda_ipc_folder;            // Folder for libgpushm-cudaipc.so; empty for none.
+  std::string mps_folder;                 // Folder to make for gpushm-mps; empty for none.
+  std::string pod;                        // NAMESPACE/NAME, for the log; empty if unknown.
+  int64_t start_timeout_ms = 60'000;      // How long the GPU may take to make the declared buffers.
+  int64_t drain_timeout_ms = 20'000;      // How long clients may take to leave after Drain.
 };
 
 class Broker : private Handler {
@@ -96,7 +78,6 @@ class Broker : private Handler {
   // ---- start
   Result<void> LockFolder();
   Result<void> TakeGenerations();
-  Result<void> PutTools() const;
   Result<void> MakeMpsFolder() const;
   Result<void> PutCudaIpc() const;
   static Result<void> PutFile(const std::filesystem::path& from, const std::string& folder);
@@ -107,14 +88,14 @@ class Broker : private Handler {
   Result<void> OpenGpus();
   void AddDriver();
   void MakeLedger();
-  void MakeTransfers();
-  std::vector<std::vector<std::string>> ChildArguments() const;  // By number.
   void Restore(Ledger::Kept kept, std::set<std::string>* settled);
   void RestoreClients(std::vector<Link::Greeting::Client> clients);
   Result<void> RunLink(const std::vector<Link::Greeting::Gpu>& gpus);
   Result<void> MakeDeclared(const std::set<std::string>& settled);
   Result<void> MakeDeclaredSignals(const std::set<std::string>& settled);
   Result<void> ListenAll();
+  // Those that the pod has, and the loaders of its files. Empty: one socket serves all.
+  std::vector<std::string> ServedContainers() const;
   uint32_t CountContainers() const;
   Result<void> ListenFor(const std::string& container);
   void ListenForHostIpc(bool first = true);
@@ -124,11 +105,6 @@ class Broker : private Handler {
   Result<void> CheckOthers(const Request& request) const;
   Result<void> MakeCounters();
   void LookAtMps();
-  void StartFileLoads();
-  Result<void> LoadFile(const std::string& buffer, OpenedFile* file);
-  void FileLoadFailed(const std::string& buffer, const Status& why);
-  void OnTransferEnded(const std::string& name, protocol::Direction direction,
-                       const TransferState& state);
 
   // ---- requests
   Result<void> OnRequest(Request& request) override;
@@ -151,8 +127,6 @@ class Broker : private Handler {
   Result<void> OnHolders(Request& request);
   Result<void> OnBrokerInfo(Request& request);
   Result<void> OnGpus(Request& request);
-  Result<void> OnTransfer(Request& request);
-  Result<void> OnTransferStatus(Request& request);
   Result<void> OnContent(Request& request);
   Result<void> OnDescribe(Request& request);
   Result<void> OnDescription(Request& request);
@@ -171,16 +145,11 @@ class Broker : private Handler {
   std::optional<uint32_t> FindGpu(const std::array<uint8_t, 16>& uuid) const;
   // "GPU 0, GPU-..., and GPU 1, GPU-..."; without the number if there is one.
   std::string NamesOfGpus() const;
-  // How many children may have a context at the same time, as far as the sidecar's memory goes.
-  size_t ContextsAtOnce() const;
 
   // Allocates on the thread of the GPU's driver, then commits and replies.
   Result<void> Allocate(const Ledger::Ticket& ticket, const ReplyTo& to);
   void Allocated(const Ledger::Ticket& ticket, const ReplyTo& to, Result<UniqueFd> descriptor);
   void ReplyGrant(const Client& client, const ReplyTo& to, const Grant& grant);
-  // `job` does not have its memory set yet. `file` is set for the broker's own load and null
-  // otherwise.
-  Result<uint64_t> StartTransfer(const Client& client, TransferJob job, OpenedFile* file);
 
   // Passes the ledger's changes to the plugin and the registry, and frees the memory that the
   // ledger released.
@@ -202,7 +171,6 @@ class Broker : private Handler {
   void WriteHostListSoon();
   void PublishCountersSoon();
   bool Drained() const;
-  void OnSpawnerEnded(const Status& why);
 
   EventLoop* loop_;
   BrokerOptions options_;
@@ -220,9 +188,6 @@ class Broker : private Handler {
   // holds up nobody who uses the others. The first one also finds the GPUs.
   std::vector<std::unique_ptr<Worker>> drivers_;
   Worker closer_{kCloserThreads};
-  std::unique_ptr<Children> children_;
-  std::optional<Transfers> transfers_;
-  std::optional<FileLoads> file_loads_;
   std::optional<Server> server_;
   std::optional<CounterBook> counters_;
   std::optional<Link> link_;

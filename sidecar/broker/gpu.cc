@@ -34,10 +34,9 @@ std::string SimulatedState() {
 
 }  // namespace
 
-Gpu::Gpu(const CudaApi& api, DeviceInfo info, bool is_only)
+Gpu::Gpu(const CudaApi& api, DeviceInfo info)
     : api_(&api),
       info_(std::move(info)),
-      is_only_(is_only),
       memory_kind_(MemoryKind::Of(api.simulated() ? SimulatedState() : "")) {}
 
 Result<std::vector<Gpu>> Gpu::Open(const std::string& driver_folder,
@@ -63,7 +62,7 @@ Result<std::vector<Gpu>> Gpu::Open(const std::string& driver_folder,
                                         : "make more GPUs visible, or request fewer");
   }
   if (choices.empty()) {
-    for (const DeviceInfo& device : *devices) gpus.push_back(Gpu(**api, device, count == 1));
+    for (const DeviceInfo& device : *devices) gpus.push_back(Gpu(**api, device));
   }
   for (const config::GpuChoice& choice : choices) {
     const auto device = std::ranges::find_if(
@@ -80,20 +79,9 @@ Result<std::vector<Gpu>> Gpu::Open(const std::string& driver_folder,
                   Concat("gpu: ", NameOf(choice), " is named twice: ", device->uuid.ToString()),
                   Concat("name each GPU once: ", Names(*devices)));
     }
-    gpus.push_back(Gpu(**api, *device, choices.size() == 1));
+    gpus.push_back(Gpu(**api, *device));
   }
   return gpus;
-}
-
-std::vector<std::string> Gpu::ChildArguments() const {
-  if (is_only_) return {"--device", std::to_string(info_.device)};
-  return {"--visible", info_.uuid.ToString()};
-}
-
-int UseGpu(const ChildGpu& gpu) {
-  if (gpu.visible.empty()) return gpu.device;
-  setenv("CUDA_VISIBLE_DEVICES", gpu.visible.c_str(), 1);
-  return 0;
 }
 
 Result<UniqueFd> Gpu::Allocate(uint64_t mapped_bytes) const {

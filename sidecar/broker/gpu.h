@@ -32,30 +32,17 @@ class Gpu {
   Result<UniqueFd> Allocate(uint64_t mapped_bytes) const;
 
   const DeviceInfo& info() const { return info_; }
-  // Tells a child of the broker its GPU; see UseGpu. With several GPUs the child sees only its own,
-  // because CUDA does not start in a process that sees a lost one.
-  std::vector<std::string> ChildArguments() const;
   const CudaApi& api() const { return *api_; }
   bool simulated() const { return api_->simulated(); }
   // How its memory appears to a process that gets a descriptor.
   const MemoryKind& memory_kind() const { return memory_kind_; }
 
  private:
-  Gpu(const CudaApi& api, DeviceInfo info, bool is_only);
+  Gpu(const CudaApi& api, DeviceInfo info);
 
   const CudaApi* api_;
   DeviceInfo info_;
-  bool is_only_;
   MemoryKind memory_kind_;
 };
-
-// The options of a child for ChildArguments.
-struct ChildGpu {
-  int device = 0;
-  std::string visible;  // A UUID, or empty for all that the broker sees.
-};
-
-// In a child, before CUDA starts. Returns the ordinal of its GPU.
-int UseGpu(const ChildGpu& gpu);
 
 }  // namespace gpushm::broker

@@ -220,129 +220,6 @@ TEST_F(GpusTest, AGpuThatHangsHoldsUpNoOther) {
   EXPECT_EQ(poll(&answer, 1, 0), 0) << "it hangs";
 }
 
-// ---- transfers
-
-// A pipe that says nothing until it is closed.
-struct SilentPipe {
-  SilentPipe() {
-    int ends[2];
-    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    reader.Reset(ends[0]);
-    writer.Reset(ends[1]);
-  }
-  UniqueFd reader;
-  UniqueFd writer;
-};
-
-TEST_F(GpusTest, EachGpuHasATransferOfItsOwn) {
-  Start();
-  SilentPipe first;
-  SilentPipe second;
-  SilentPipe third;
-  const auto on_0 = client_->Transfer("weights-0", 1, first.reader.get());
-  ASSERT_TRUE(on_0) << on_0.error().ToString();
-  const auto on_1 = client_->Transfer("weights-1", 1, second.reader.get());
-  ASSERT_TRUE(on_1) << on_1.error().ToString();
-  const auto too_many = client_->Transfer("kv", 1, third.reader.get());
-  EXPECT_EQ(CodeOf(too_many), As(Code::kBusy));
-  EXPECT_THAT(too_many.error().what(), HasSubstr("another load or save on GPU 1"));
-  // They end in the other order.
-  for (const auto& [pipe, id] :
-       {std::pair{&second, on_1->transfer_id}, std::pair{&first, on_0->transfer_id}}) {
-    ASSERT_EQ(write(pipe->writer.get(), "gpu", 3), 3);
-    pipe->writer.Reset();
-    const auto ended = client_->FinishTransfer(id);
-    EXPECT_TRUE(ended) << ended.error().ToString();
-  }
-  EXPECT_EQ(RecordOf("weights-0").state, registry::BufferState::kReady);
-  EXPECT_EQ(registry::ContentBytes(RecordOf("weights-1")), 3U);
-}
-
-// Each transfer's context takes 512 MiB of host memory.
-TEST_F(GpusTest, TransfersAtOnceFitIntoTheSidecarsMemory) {
-  Start(kWeightsOnEach, {"--test-memory-limit", std::to_string(576 * kMiB)});
-  SilentPipe first;
-  SilentPipe second;
-  const auto on_0 = client_->Transfer("weights-0", 1, first.reader.get());
-  ASSERT_TRUE(on_0) << on_0.error().ToString();
-  const auto on_1 = client_->Transfer("weights-1", 1, second.reader.get());
-  EXPECT_EQ(CodeOf(on_1), As(Code::kBusy));
-  EXPECT_THAT(on_1.error().what(), HasSubstr("as many as the sidecar has host memory for"));
-  first.writer.Reset();
-  EXPECT_TRUE(client_->FinishTransfer(on_0->transfer_id));
-  EXPECT_TRUE(client_->Transfer("weights-1", 1, second.reader.get()));
-}
-
-// Goal: files of two GPUs load at the same time. Method: pipes in a volume, which the test fills
-// only when both are being read.
-TEST_F(GpusTest, FilesOfTwoGpusLoadAtOnce) {
-  const TempFolder files;
-  std::filesystem::create_directory(files.path() + "/models");
-  for (const char* name : {"/models/a", "/models/b"}) {
-    ASSERT_EQ(mkfifo((files.path() + name).c_str(), 0600), 0);
-  }
-  Start(
-      "gpushm.io/gpus: '2'\n"
-      "buffers.gpushm.io/a: {size: 2Mi, file: models/a}\n"
-      "buffers.gpushm.io/b: {size: 2Mi, file: models/b, gpu: 1}\n",
-      {"--test-files", files.path()});
-  // Opening a pipe for writing succeeds once somebody reads it.
-  std::map<std::string, UniqueFd> writers;
-  const auto opens = [&](const std::string& name) {
-    writers[name].Reset(open((files.path() + name).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
-    return writers[name].valid();
-  };
-  ASSERT_TRUE(Eventually([&] { return opens("/models/a"); })) << broker_->log();
-  ASSERT_TRUE(Eventually([&] { return opens("/models/b"); })) << broker_->log();
-  // A pipe takes more than it has room for only while somebody reads it.
-  const auto takes = [&](const std::string& name) {
-    const std::string bytes(4096, 'x');
-    uint64_t written = 0;
-    return Eventually([&] {
-      while (written < kMiB && write(writers[name].get(), bytes.data(), bytes.size()) > 0) {
-        written += bytes.size();
-      }
-      return written == kMiB;
-    });
-  };
-  EXPECT_TRUE(takes("/models/a")) << broker_->log();
-  EXPECT_TRUE(takes("/models/b")) << broker_->log();
-  EXPECT_EQ(RecordOf("a").state, registry::BufferState::kLoading);
-  EXPECT_EQ(RecordOf("b").state, registry::BufferState::kLoading);
-  writers.clear();
-  for (const char* name : {"a", "b"}) {
-    EXPECT_TRUE(Eventually([&, this] {
-      return RecordOf(name).state == registry::BufferState::kReady;
-    })) << broker_->log();
-  }
-}
-
-// Goal: many files of one GPU, each of which waits for its turn, leave the others loaders. Method:
-// pipes that nobody writes to.
-TEST_F(GpusTest, FilesOfOneGpuLeaveTheOthersLoaders) {
-  const TempFolder files;
-  std::filesystem::create_directory(files.path() + "/models");
-  std::string buffers = "gpushm.io/gpus: '2'\n";
-  const auto add = [&](const std::string& name, uint32_t gpu) {
-    ASSERT_EQ(mkfifo((files.path() + "/models/" + name).c_str(), 0600), 0);
-    buffers += Concat("buffers.gpushm.io/", name, ": {size: 2Mi, file: models/", name,
-                      ", gpu: ", gpu, "}\n");
-  };
-  for (int i = 0; i < 10; ++i) add(Concat("a", i), 0);
-  add("b", 1);
-  Start(buffers, {"--test-files", files.path()});
-  UniqueFd writer;
-  ASSERT_TRUE(Eventually([&] {
-    writer.Reset(open((files.path() + "/models/b").c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
-    return writer.valid();
-  })) << broker_->log();
-  ASSERT_EQ(write(writer.get(), "gpu", 3), 3);
-  writer.Reset();
-  EXPECT_TRUE(Eventually([this] { return RecordOf("b").state == registry::BufferState::kReady; }))
-      << broker_->log();
-  EXPECT_EQ(RecordOf("a0").state, registry::BufferState::kLoading);
-}
-
 // ---- a start by hand
 
 TEST(GpusAtStart, WhatDoesNotFitIsAnError) {
@@ -557,20 +434,10 @@ TEST_F(GpusOfAKeeper, TheOtherGpuGoesOnIfOneIsLost) {
   EXPECT_THAT(lost.error().what(), HasSubstr(Concat("GPU 1, ", UuidText(1), ", is lost")));
   EXPECT_EQ(CodeOf(client_->Create("on-1", 2 * kMiB, OnGpu(1))), As(Code::kDeviceLost));
   EXPECT_EQ(Gpus(&*client_)->entries[1].used_bytes, 6 * kMiB) << "nothing stays reserved";
-  SilentPipe pipe;
-  EXPECT_EQ(CodeOf(client_->Transfer("weights-1", 1, pipe.reader.get())), As(Code::kDeviceLost));
 
   EXPECT_TRUE(AttachOn(&*client_, "weights-0", 0));
   EXPECT_TRUE(client_->Create("on-0", 2 * kMiB, OnGpu(0)));
   EXPECT_TRUE(MakePage(&*client_, "page"));
-  // CUDA does not start in a process that sees the lost GPU. The loader sees its own GPU only.
-  machine_.SetFaults(Concat("lost: [", UuidText(1), "]"));
-  const auto loads = client_->Transfer("weights-0", 1, pipe.reader.get());
-  ASSERT_TRUE(loads) << loads.error().ToString();
-  pipe.writer.Reset();
-  const auto loaded = client_->FinishTransfer(loads->transfer_id);
-  EXPECT_TRUE(loaded) << loaded.error().ToString();
-  machine_.SetFaults("");
 
   keeper_.SayHealthOf(0, true);
   ASSERT_TRUE(broker_->WaitForLog(Concat("gpu-unhealthy gpu=", UuidText(0))));

@@ -178,7 +178,7 @@ Result<Ledger::Ticket> Ledger::BeginNext(const Client& client, const std::string
   if (!found) return std::unexpected(found.error());
   Buffer& buffer = **found;
   if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
-  if (buffer.allocating || buffer.pending != 0 || buffer.current == 0 || buffer.transferring) {
+  if (buffer.allocating || buffer.pending != 0 || buffer.current == 0) {
     return Fail(Code::kBusy,
                 Concat("another generation of ", Quoted(name), " is being made or loaded"),
                 "wait until it is published (gpushm_wait), then try again");
@@ -314,8 +314,8 @@ Result<void> Ledger::Delete(const Client& client, const std::string& name) {
                   "remove it from the pod's annotations");
   }
   if (auto may = CheckWriter(**buffer, name, client); !may) return may;
-  if ((*buffer)->allocating || (*buffer)->transferring) {
-    return Fail(Code::kBusy, Concat(Quoted(name), " is being made or loaded"), "try again");
+  if ((*buffer)->allocating) {
+    return Fail(Code::kBusy, Concat(Quoted(name), " is being made"), "try again");
   }
   Remove(name);
   return {};
@@ -329,12 +329,13 @@ Result<Grant> Ledger::Attach(const Client& client, const std::string& name, Acce
   const Result<Buffer*> found = FindBuffer(name);
   if (!found) return std::unexpected(found.error());
   Buffer& buffer = **found;
-  if (!buffer.policy.MayAttach(client.container)) {
+  const bool writes = access == Access::kReadWrite;
+  const bool loads = writes && MayLoadFirst(buffer, client);
+  if (!loads && !buffer.policy.MayAttach(client.container)) {
     return Denied(Concat("container ", Quoted(client.container), " may not attach ", Quoted(name)),
                   Concat("add it to ", buffer.policy.Annotation(name), ": containers"));
   }
-  const bool writes = access == Access::kReadWrite;
-  if (writes) {
+  if (writes && !loads) {
     if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
   }
   const GpuUuid& gpu = gpus_.at(buffer.gpu).uuid;
@@ -408,7 +409,7 @@ Ledger::Ended Ledger::EndClient(uint64_t client_id) {
     // Before the lease ends, so that a successor that still knows the lease detects the death
     // again.
     if (lease->second.access == Access::kReadWrite && written.insert(generation).second) {
-      WriterDied(name, generation, client_id, &ended);
+      WriterDied(name, generation, lease->second.client, &ended);
     }
     EndLease(lease, /*died=*/true);
     if (RemoveIfUnused(name)) ended.dropped.push_back(name);
@@ -428,19 +429,29 @@ Ledger::Ended Ledger::EndClient(uint64_t client_id) {
   return ended;
 }
 
-void Ledger::WriterDied(const std::string& name, uint64_t generation, uint64_t client_id,
+void Ledger::WriterDied(const std::string& name, uint64_t generation, const Client& client,
                         Ended* ended) {
   const auto found = buffers_.find(name);
   if (found == buffers_.end()) return;
   Buffer& buffer = found->second;
   if (buffer.pending == generation) {
-    if (generations_.at(generation).publisher_client != client_id) return;
+    if (generations_.at(generation).publisher_client != client.id) return;
     DropPending(name, buffer);
     ended->dropped.push_back(name);
     return;
   }
   if (buffer.current != generation) return;
-  const bool was_loading = GivesContentUp(&buffer, client_id);
+  const bool is_loader =
+      MayLoadFirst(buffer, client) || buffer.policy.loader == client.container;
+  const bool was_loading = GivesContentUp(&buffer, client.id);
+  if (is_loader) {  // It begins again, unless it was done.
+    if (!was_loading) return;
+    buffer.state = BufferState::kLoading;
+    buffer.loaded_bytes = 0;
+    ended->marked.push_back(name);
+    Show(name);
+    return;
+  }
   switch (buffer.policy.on_writer_exit) {
     case protocol::OnWriterExit::kDrop:
       Remove(name);
@@ -489,8 +500,8 @@ bool Ledger::RemoveIfUnused(const std::string& name) {
   const auto found = buffers_.find(name);
   if (found == buffers_.end()) return false;
   const Buffer& buffer = found->second;
-  const bool in_use = buffer.allocating || buffer.transferring || buffer.pending != 0 ||
-                      buffer.current == 0 || generations_.at(buffer.current).leases != 0;
+  const bool in_use = buffer.allocating || buffer.pending != 0 || buffer.current == 0 ||
+                      generations_.at(buffer.current).leases != 0;
   if (!buffer.policy.until_unused || in_use) return false;
   Remove(name);
   return true;
@@ -521,7 +532,7 @@ Result<void> Ledger::CheckWriter(const Buffer& buffer, const std::string& name,
   if (buffer.policy.MayWrite(client.container)) return {};
   if (buffer.policy.read_only) {
     return Denied(Concat(Quoted(name), " is declared access: read-only"),
-                  "its content comes from its file, or from gpushmctl load");
+                  "its content comes from its file, which the pod's loader loads");
   }
   return Denied(Concat("container ", Quoted(client.container), " may not write ", Quoted(name)),
                 buffer.policy.declared
@@ -567,7 +578,6 @@ void Ledger::MakeCurrent(const std::string& name, Buffer& buffer, uint64_t gener
   }
   buffer.loading_client = 0;
   buffer.one_writer_loads = false;
-  buffer.transferring = false;  // A load in progress goes into the old generation.
   buffer.loaded_bytes = 0;
   Show(name);
   if (old != 0) ReleaseIfUnused(old);
@@ -866,7 +876,7 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
     SetContentOf(number, loaded_bytes);
     return {};
   }
-  if (buffer.transferring || (buffer.loading_client != 0 && buffer.loading_client != client.id)) {
+  if (buffer.loading_client != 0 && buffer.loading_client != client.id) {
     return Fail(Code::kBusy, Concat(Quoted(found->first), " is being loaded by another process"),
                 "wait until it is ready");
   }
@@ -896,98 +906,10 @@ uint64_t Ledger::LoadedBytes(const Buffer& buffer) const {
   return generations_.at(buffer.current).content_bytes.value_or(0);
 }
 
-uint64_t Ledger::ContentBytes(const std::string& name) const {
-  return registry::ContentBytes(RecordOf(name, buffers_.at(name)));
-}
-
 bool Ledger::MayLoadFirst(const Buffer& buffer, const Client& client) const {
-  return buffer.policy.loads && loaders_.contains(client.container) &&
+  return !buffer.policy.loader.empty() &&
+         (limits_.one_socket || buffer.policy.loader == client.container) &&
          (buffer.state == BufferState::kLoading || buffer.state == BufferState::kFailed);
-}
-
-Result<const Memory*> Ledger::BeginTransfer(const Client& client, const std::string& name,
-                                            protocol::Direction direction) {
-  const Result<Buffer*> found = FindBuffer(name);
-  if (!found) return std::unexpected(found.error());
-  Buffer& buffer = **found;
-  const bool by_broker = client.id == 0;
-  const bool first = direction == protocol::Direction::kLoad && MayLoadFirst(buffer, client);
-  if (!by_broker && !first && !buffer.policy.MayAttach(client.container)) {
-    return Denied(Concat("container ", Quoted(client.container), " may not attach ", Quoted(name)),
-                  Concat("add it to buffers.gpushm.io/", name, ": containers"));
-  }
-  if (buffer.current == 0 || buffer.transferring || buffer.loading_client != 0) {
-    return Fail(Code::kBusy, Concat(Quoted(name), " is being made or loaded"), "try again");
-  }
-  const Memory& memory = generations_.at(buffer.current).memory;
-  if (memory.is_page()) {
-    return Fail(Code::kInvalidArgument, Concat(Quoted(name), " is a signal, barrier or ring"),
-                "only buffers can be loaded and saved");
-  }
-  if (memory.transport != protocol::Transport::kVmm) {
-    return Fail(Code::kUnsupported,
-                Concat(Quoted(name), memory.blocks.empty()
-                                         ? " was offered with a cuIpc handle"
-                                         : " was offered from within, or across, allocations"),
-                "load or save it in a container that sees the GPU");
-  }
-  if (direction != protocol::Direction::kLoad) return &memory;
-  // A read-only buffer is read-only for clients. This is the only path by which it gets its
-  // content.
-  if (!by_broker && !first && !buffer.policy.read_only) {
-    if (auto may = CheckWriter(buffer, name, client); !may) return std::unexpected(may.error());
-  }
-  if (!by_broker && buffer.policy.read_only && buffer.state != BufferState::kLoading &&
-      buffer.state != BufferState::kFailed) {
-    return Denied(Concat(Quoted(name), " is read-only and already has its content"),
-                  "declare it access: many-writers so that it can be loaded again");
-  }
-  buffer.transferring = true;
-  buffer.one_writer_loads = false;
-  buffer.state_before = std::exchange(buffer.state, BufferState::kLoading);
-  buffer.failure_before = std::exchange(buffer.failure, {});
-  buffer.loaded_bytes = 0;
-  Show(name);
-  return &memory;
-}
-
-void Ledger::TransferProgress(const std::string& name, uint64_t loaded_bytes) {
-  const auto found = buffers_.find(name);
-  if (found == buffers_.end() || !found->second.transferring) return;
-  found->second.loaded_bytes = loaded_bytes;
-  Show(name);
-}
-
-void Ledger::TransferEnded(const std::string& name, Result<void> result, UniqueFd description,
-                           uint64_t description_bytes) {
-  const auto found = buffers_.find(name);
-  if (found == buffers_.end() || !found->second.transferring) return;
-  Buffer& buffer = found->second;
-  buffer.transferring = false;
-  PutDescription(buffer.current, UniqueFd(), 0);  // It described the former content.
-  if (result && description) {
-    result = HasRoomForDescription(generations_.at(buffer.current), description_bytes);
-    if (result) PutDescription(buffer.current, std::move(description), description_bytes);
-  }
-  buffer.state = result ? BufferState::kReady : BufferState::kFailed;
-  if (result) {
-    SetContentOf(buffer.current, buffer.loaded_bytes);
-  } else {
-    buffer.failure = result.error().what();
-  }
-  Show(name);
-  RemoveIfUnused(name);
-}
-
-void Ledger::TransferRefused(const std::string& name) {
-  const auto found = buffers_.find(name);
-  if (found == buffers_.end() || !found->second.transferring) return;
-  Buffer& buffer = found->second;
-  buffer.transferring = false;
-  buffer.state = buffer.state_before;
-  buffer.failure = std::move(buffer.failure_before);
-  Show(name);
-  RemoveIfUnused(name);
 }
 
 // Descriptions of what the bytes of a generation are (Ledger's members; see ledger.h).
@@ -1032,7 +954,7 @@ Result<void> Ledger::SetDescription(const Client& client, uint64_t lease_id, Uni
   }
   const bool loads = buffer.state == BufferState::kLoading && buffer.loading_client == client.id;
   if (!unpublished && !loads) {
-    if (buffer.transferring || buffer.loading_client != 0) {
+    if (buffer.loading_client != 0) {
       return Fail(Code::kBusy, Concat(Quoted(name), " is being loaded by another process"),
                   "wait until it is ready");
     }
@@ -1094,7 +1016,7 @@ Policy Policy::FromSpec(const config::BufferSpec& spec) {
   policy.writers_all = spec.writers.empty();
   policy.read_only = spec.access == config::Access::kReadOnly;
   policy.one_writer = spec.access == config::Access::kOneWriter;
-  policy.loads = spec.loads;
+  if (!spec.file.empty()) policy.loader = config::LoaderOf(spec.name);
   policy.gpu = spec.gpu;
   switch (spec.on_writer_exit) {
     case config::OnWriterExit::kMark:

@@ -82,7 +82,7 @@ struct Policy {
   bool writers_all = false;          // Every container may write.
   bool read_only = false;            // Nobody may write.
   bool one_writer = false;
-  bool loads = false;         // A client loads it first; see Ledger::SetLoaders.
+  std::string loader{};       // The container that loads its `file:`; empty if it has none.
   bool until_unused = false;  // Removed with the last lease on its current generation.
   uint32_t gpu = 0;           // If declared: the number of the GPU on which it is made.
   protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
@@ -136,6 +136,7 @@ struct LedgerLimits {
   uint32_t buffers = limits::kBuffers;
   uint32_t leases = limits::kLeases;
   uint32_t containers = 1;  // Containers that the broker serves; each keeps a share of the leases.
+  bool one_socket = false;  // For all containers, so it cannot tell the loader of a file apart.
 };
 
 class Ledger {
@@ -234,21 +235,6 @@ class Ledger {
   // ---- content
   Result<void> SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
                           bool complete);
-  // Only for a buffer whose memory BeginTransfer returned.
-  uint64_t ContentBytes(const std::string& name) const;
-  // Containers that end before those with a GPU run. Lists in a pod's annotations cannot name them.
-  // They may load a buffer that is declared with loads: true and has no content yet, regardless of
-  // who may attach or write it.
-  void SetLoaders(std::set<std::string> containers) { loaders_ = std::move(containers); }
-  // Checks that `client` may load (or save) through the broker, and returns the memory to work on.
-  Result<const Memory*> BeginTransfer(const Client& client, const std::string& name,
-                                      protocol::Direction direction);
-  void TransferProgress(const std::string& name, uint64_t loaded_bytes);
-  // A load that succeeded may bring a description, which is taken; see SetDescription.
-  void TransferEnded(const std::string& name, Result<void> result, UniqueFd description = {},
-                     uint64_t description_bytes = 0);
-  // The load that BeginTransfer allowed did not start, so the content is unchanged.
-  void TransferRefused(const std::string& name);
 
   // ---- descriptions (docs/design/descriptions.md)
   // The caller has checked that `memory` is sealed and has that many bytes. It is taken on success.
@@ -371,9 +357,6 @@ class Ledger {
     uint64_t loaded_bytes = 0;
     uint64_t loading_client = 0;    // The client that loads by itself (SetContent).
     bool one_writer_loads = false;  // One of its clients loads; an earlier broker knew which one.
-    bool transferring = false;
-    BufferState state_before = BufferState::kReady;  // Only while transferring.
-    std::string failure_before;
   };
 
   Buffer& AddBuffer(const std::string& name, const Policy& policy);
@@ -410,7 +393,7 @@ class Ledger {
   void Remove(const std::string& name);
   void Show(const std::string& name);
   registry::BufferRecord RecordOf(const std::string& name, const Buffer& buffer) const;
-  void WriterDied(const std::string& name, uint64_t generation, uint64_t client_id, Ended* ended);
+  void WriterDied(const std::string& name, uint64_t generation, const Client& client, Ended* ended);
   // Whether a load by that client remains incomplete from now on.
   static bool GivesContentUp(Buffer* buffer, uint64_t client_id);
   void DropPending(const std::string& name, Buffer& buffer);
@@ -448,6 +431,8 @@ class Ledger {
   Result<void> HasRoomForDescription(const Generation& generation, uint64_t bytes) const;
   // Takes the place of the former one. An invalid `memory`: there is none from now on.
   void PutDescription(uint64_t generation, UniqueFd memory, uint64_t bytes);
+  // The loader of a `file:` may write the buffer while it has no content, whatever its lists and
+  // `access` say.
   bool MayLoadFirst(const Buffer& buffer, const Client& client) const;
 
   struct OfGpu {
@@ -459,7 +444,6 @@ class Ledger {
 
   LedgerLimits limits_;
   std::vector<OfGpu> gpus_;  // By number.
-  std::set<std::string> loaders_;
   uint64_t next_generation_;
   uint64_t next_lease_ = 1;
   uint64_t next_buffer_ = 1;

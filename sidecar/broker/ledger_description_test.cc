@@ -10,7 +10,6 @@
 namespace gpushm::broker {
 namespace {
 
-using protocol::Direction;
 using protocol::kFlagAttach;
 using protocol::kFlagUnpublished;
 using ::testing::HasSubstr;
@@ -117,17 +116,16 @@ TEST_F(LedgerDescriptionTest, IsGoneWhenALoadOfWhatIsNotPublishedBegins) {
   EXPECT_EQ(Size(), 6u);
 }
 
-TEST_F(LedgerDescriptionTest, IsGoneAfterALoadByTheBroker) {
+TEST_F(LedgerDescriptionTest, IsGoneAfterALoadThatFailed) {
+  const auto other =
+      ledger_.Attach(kOther, "a", Access::kReadWrite, 0, GpuUuid{}, /*now_unix_ns=*/0);
+  ASSERT_TRUE(other) << other.error().ToString();
   EXPECT_EQ(Set(lease_, 5), "");
-  ASSERT_TRUE(ledger_.BeginTransfer(kOther, "a", Direction::kLoad));
+  ASSERT_TRUE(ledger_.SetContent(kOther, other->lease_id, 0, false));
   EXPECT_THAT(Set(lease_, 6), HasSubstr("is being loaded"));
-  ledger_.TransferRefused("a");
-  EXPECT_EQ(Size(), 5u) << "the content is as it was";
-  ASSERT_TRUE(ledger_.BeginTransfer(kOther, "a", Direction::kLoad));
-  ledger_.TransferEnded("a", Fail(Code::kDriver, "why"));
+  ASSERT_TRUE(ledger_.Detach(kOther, other->lease_id));
   EXPECT_EQ(WhyNot(0), Code::kSystem);
-  ASSERT_TRUE(ledger_.BeginTransfer(kOther, "a", Direction::kLoad));
-  ledger_.TransferEnded("a", {});
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 2, true));
   EXPECT_EQ(Size(), 0u);
 }
 

@@ -104,7 +104,7 @@ protocol::LinkBuffer Ledger::Describe(const std::string& name) const {
   }
   if (!there) return stated;
   const Buffer& buffer = found->second;
-  stated.state = static_cast<uint32_t>(buffer.transferring ? BufferState::kFailed : buffer.state);
+  stated.state = static_cast<uint32_t>(buffer.state);
   stated.current = buffer.current;
   stated.pending = buffer.pending;
   stated.loaded_bytes = buffer.loaded_bytes;

@@ -320,7 +320,6 @@ class Player {
     alive_[tag] = {.gpu = gpu};
   }
   void Content() {
-    const std::string name = PickName();
     if (Pick(4) == 0) {
       const auto lease = PickLease();
       if (!lease) return;
@@ -329,17 +328,10 @@ class Player {
           ledger_.SetDescription(lease->second.client, lease->first, &memory, 1 + Pick(1000));
       return;
     }
-    if (Pick(2) == 0) {
-      if (const auto lease = PickLease()) {
-        [[maybe_unused]] const auto r =
-            ledger_.SetContent(lease->second.client, lease->first, Pick(kPage), Pick(2) == 0);
-      }
-      return;
+    if (const auto lease = PickLease()) {
+      [[maybe_unused]] const auto r =
+          ledger_.SetContent(lease->second.client, lease->first, Pick(kPage), Pick(2) == 0);
     }
-    if (!ledger_.BeginTransfer(PickClient(), name, protocol::Direction::kLoad)) return;
-    if (Pick(2) == 0) ledger_.TransferProgress(name, Pick(100));
-    if (Pick(3) == 0) return ledger_.TransferRefused(name);
-    ledger_.TransferEnded(name, Pick(2) == 0 ? Result<void>() : Fail(Code::kDriver, "failed"));
   }
   void EndClient() {
     Client& client = PickClient();

@@ -74,6 +74,13 @@ class LedgerRestoreTest : public ::testing::Test {
     EXPECT_TRUE(grant) << grant.error().ToString();
     return grant ? *grant : Grant{};
   }
+  // As others see it.
+  uint64_t Content(std::string_view name) const {
+    for (const auto& record : ledger_->Records()) {
+      if (record.name.view() == name) return registry::ContentBytes(record);
+    }
+    return UINT64_MAX;
+  }
   // The broker is killed, and another one is told what it had stated.
   Ledger::Restored Restart() {
     for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
@@ -306,14 +313,15 @@ TEST_F(LedgerRestoreTest, AHeldGenerationOfADeletedBufferStaysCounted) {
 TEST_F(LedgerRestoreTest, ALoadUnderWayHasFailedAndSaysSo) {
   Spec("weights").loads = true;
   MakeDeclared();
-  ASSERT_TRUE(ledger_->BeginTransfer(Client{}, "weights", protocol::Direction::kLoad));
-  ledger_->TransferProgress("weights", 100);
+  const Grant writer = Attach(kApp, "weights", Access::kReadWrite);
+  ASSERT_TRUE(ledger_->SetContent(kApp, writer.lease_id, 100, false));
+  ledger_->EndClient(kApp.id);
   Restart();
   EXPECT_EQ(ledger_->StateOf("weights"), BufferState::kFailed);
   const auto attached = ledger_->Attach(kApp, "weights", Access::kRead, 0, kGpu, kNow);
   ASSERT_FALSE(attached);
   EXPECT_THAT(attached.error().what(), HasSubstr("in progress when the broker was restarted"));
-  EXPECT_TRUE(ledger_->BeginTransfer(kApp, "weights", protocol::Direction::kLoad));
+  EXPECT_TRUE(ledger_->Attach(kApp, "weights", Access::kReadWrite, 0, kGpu, kNow));
 }
 
 TEST_F(LedgerRestoreTest, ALoadFromAFileIsAwaitedAgainUnlessItWasDone) {
@@ -321,10 +329,13 @@ TEST_F(LedgerRestoreTest, ALoadFromAFileIsAwaitedAgainUnlessItWasDone) {
   Spec("cut").file = "/models/cut";
   Spec("awaited").loads = true;
   MakeDeclared();
-  for (const char* name : {"done", "cut"}) {
-    ASSERT_TRUE(ledger_->BeginTransfer(Client{}, name, protocol::Direction::kLoad));
+  for (const std::string name : {"done", "cut"}) {
+    const Client loader{3, config::LoaderOf(name)};
+    keeper_.AddClient(loader.id, loader.container);
+    const Grant grant = Attach(loader, name, Access::kReadWrite);
+    ASSERT_TRUE(ledger_->SetContent(loader, grant.lease_id, 100, name == "done"));
+    ledger_->EndClient(loader.id);
   }
-  ledger_->TransferEnded("done", {});
   Restart();
   EXPECT_EQ(ledger_->StateOf("done"), BufferState::kReady);
   EXPECT_EQ(ledger_->StateOf("cut"), BufferState::kLoading);
@@ -354,18 +365,17 @@ TEST_F(LedgerRestoreTest, ContentIsKept) {
   Spec("unsaid");
   MakeDeclared();
   for (const auto& [name, bytes] : {std::pair("loaded", 7), {"empty", 0}}) {
-    ASSERT_TRUE(ledger_->BeginTransfer(Client{}, name, protocol::Direction::kLoad));
-    ledger_->TransferProgress(name, static_cast<uint64_t>(bytes));
-    ledger_->TransferEnded(name, {});
+    const Grant writer = Attach(kApp, name, Access::kReadWrite);
+    ASSERT_TRUE(ledger_->SetContent(kApp, writer.lease_id, static_cast<uint64_t>(bytes), true));
   }
   const Grant made = Create(kApp, "made", kFlagAttach | kFlagUnpublished);
   ASSERT_TRUE(ledger_->SetContent(kApp, made.lease_id, 9, true));
   Restart();
-  EXPECT_EQ(ledger_->ContentBytes("loaded"), 7u);
-  EXPECT_EQ(ledger_->ContentBytes("empty"), 0u);
-  EXPECT_EQ(ledger_->ContentBytes("unsaid"), kPage);
+  EXPECT_EQ(Content("loaded"), 7u);
+  EXPECT_EQ(Content("empty"), 0u);
+  EXPECT_EQ(Content("unsaid"), kPage);
   ASSERT_TRUE(ledger_->Publish(kApp, made.lease_id));
-  EXPECT_EQ(ledger_->ContentBytes("made"), 9u);
+  EXPECT_EQ(Content("made"), 9u);
 }
 
 // Regression: the death of a writer made content usable that had failed to load, or was still

@@ -132,58 +132,65 @@ TEST_F(LedgerTest, NobodyWritesAReadOnlyBuffer) {
   ASSERT_EQ(CodeOf(denied), As(Code::kDenied));
   EXPECT_THAT(denied.error().what(), HasSubstr("read-only"));
   EXPECT_EQ(CodeOf(Replace(kApp, "weights")), As(Code::kDenied));
-  // It has content, so loading it again is writing it.
-  EXPECT_EQ(CodeOf(ledger_.BeginTransfer(kApp, "weights", protocol::Direction::kLoad)),
-            As(Code::kDenied));
-  EXPECT_EQ(CodeOf(ledger_.BeginTransfer(kApp, "weights", protocol::Direction::kSave)), kOk);
 }
 
-TEST_F(LedgerTest, AReadOnlyBufferIsLoadedOnce) {
-  config::BufferSpec spec = Spec("weights");
-  spec.access = config::Access::kReadOnly;
-  spec.loads = true;
-  Declare(spec);
-  EXPECT_EQ(AttachCode(kApp, "weights"), As(Code::kLoading));
-  ASSERT_TRUE(ledger_.BeginTransfer(kApp, "weights", protocol::Direction::kLoad));
-  EXPECT_EQ(CodeOf(ledger_.BeginTransfer(kApp, "weights", protocol::Direction::kLoad)),
-            As(Code::kBusy));
-  ledger_.TransferEnded("weights", {});
-  EXPECT_EQ(AttachCode(kApp, "weights"), kOk);
-  EXPECT_EQ(CodeOf(ledger_.BeginTransfer(kApp, "weights", protocol::Direction::kLoad)),
-            As(Code::kDenied));
-}
-
-// Goal: lists cannot name a container that ends before the others run. They do not keep it from
-// making the first load, but from everything else.
-TEST_F(LedgerTest, ALoaderLoadsWhatHasNoContentYetWhateverListsSay) {
-  const Client loader{3, "fetch"};
-  ledger_.SetLoaders({"fetch"});
+// Goal: the loader of a file writes what has no content yet, whatever the lists say. Nobody else
+// does, and it may do nothing else.
+TEST_F(LedgerTest, TheLoaderOfAFileWritesWhatHasNoContentYet) {
+  config::BufferSpec read_only = Spec("weights");
+  read_only.file = "models/w";
+  read_only.containers = {"app"};
+  read_only.access = config::Access::kReadOnly;
   config::BufferSpec listed = Spec("listed");
-  listed.loads = true;
-  listed.containers = {"app"};
-  listed.access = config::Access::kReadOnly;
-  config::BufferSpec written = Spec("written");
-  written.loads = true;
-  written.writers = {"app"};
-  config::BufferSpec other = Spec("other");
-  other.containers = {"app"};
-  for (const auto& spec : {listed, written, other}) Declare(spec);
-  const auto load = [&](const Client& client, const std::string& name) {
-    return CodeOf(ledger_.BeginTransfer(client, name, protocol::Direction::kLoad));
-  };
-  EXPECT_EQ(load(loader, "other"), As(Code::kDenied));
-  for (const std::string name : {"listed", "written"}) {
+  listed.file = "models/l";
+  listed.writers = {"app"};
+  listed.on_writer_exit = config::OnWriterExit::kDrop;
+  config::BufferSpec awaited = Spec("awaited");
+  awaited.loads = true;
+  awaited.containers = {"app"};
+  for (const auto& spec : {read_only, listed, awaited}) Declare(spec);
+  EXPECT_EQ(AttachCode({9, "gpushm-load-awaited"}, "awaited", Access::kReadWrite),
+            As(Code::kDenied));
+  for (const std::string name : {"weights", "listed"}) {
     SCOPED_TRACE(name);
-    EXPECT_EQ(load(kOther, name), As(Code::kDenied));
-    ASSERT_EQ(load(loader, name), kOk);
-    ledger_.TransferEnded(name, Fail(Code::kSystem, "the file is short"));
-    ASSERT_EQ(load(loader, name), kOk) << "again after a failure";
-    ledger_.TransferEnded(name, {});
-    EXPECT_EQ(load(loader, name), As(Code::kDenied));
+    const Client loader{3, "gpushm-load-" + name};
+    EXPECT_EQ(AttachCode({4, "gpushm-load-other"}, name, Access::kReadWrite), As(Code::kDenied));
+    EXPECT_EQ(AttachCode(kOther, name, Access::kReadWrite), As(Code::kDenied));
+    EXPECT_EQ(AttachCode(kApp, name), As(Code::kLoading));
+    const auto failed = Attach(loader, name, Access::kReadWrite);
+    ASSERT_TRUE(failed) << failed.error().ToString();
+    ASSERT_TRUE(ledger_.SetContent(loader, failed->lease_id, 1, false));
+    ASSERT_TRUE(ledger_.Detach(loader, failed->lease_id));
+    EXPECT_EQ(Shown(name), BufferState::kFailed);
+    const auto killed = Attach(loader, name, Access::kReadWrite);
+    ASSERT_TRUE(killed) << "again after a failure: " << killed.error().ToString();
+    ASSERT_TRUE(ledger_.SetContent(loader, killed->lease_id, 1, false));
+    ledger_.EndClient(loader.id);
+    EXPECT_EQ(Shown(name), BufferState::kLoading) << "another one will load it";
+    const auto whole = Attach(loader, name, Access::kReadWrite);
+    ASSERT_TRUE(whole) << whole.error().ToString();
+    ASSERT_TRUE(ledger_.SetContent(loader, whole->lease_id, kPage, true));
+    ledger_.EndClient(loader.id);
+    EXPECT_EQ(Shown(name), BufferState::kReady) << "it was done";
+    EXPECT_EQ(AttachCode(kApp, name), kOk);
     EXPECT_EQ(AttachCode(loader, name, Access::kReadWrite), As(Code::kDenied));
   }
-  EXPECT_EQ(CodeOf(ledger_.BeginTransfer(loader, "listed", protocol::Direction::kSave)),
-            As(Code::kDenied));
+}
+
+// Goal: where one socket serves all containers, any of them may be the loader.
+TEST_F(LedgerTest, WithOneSocketEverybodyMayBeTheLoader) {
+  Ledger ledger({.pool_bytes = 8 * kPage, .granularity = kPage, .one_socket = true},
+                {LedgerGpu{kGpu}}, 1000);
+  config::BufferSpec spec = Spec("weights");
+  spec.file = "/models/w";
+  spec.access = config::Access::kReadOnly;
+  const auto ticket = ledger.BeginDeclared(spec);
+  ASSERT_TRUE(ticket) << ticket.error().ToString();
+  ASSERT_TRUE(ledger.Commit(*ticket, Memory(), true, kNow));
+  const auto grant = ledger.Attach(kApp, "weights", Access::kReadWrite, 0, kGpu, kNow);
+  ASSERT_TRUE(grant) << grant.error().ToString();
+  ASSERT_TRUE(ledger.SetContent(kApp, grant->lease_id, kPage, true));
+  EXPECT_FALSE(ledger.Attach(kApp, "weights", Access::kReadWrite, 0, kGpu, kNow));
 }
 
 TEST_F(LedgerTest, OneWriterIsOne) {
@@ -543,8 +550,6 @@ TEST_F(LedgerTest, ACuIpcOfferEndsWithItsClient) {
   memory.size_bytes = memory.mapped_bytes = kPage;
   ASSERT_TRUE(ledger_.Offer(kApp, "a", Made(kApp), &memory, kNow));
   EXPECT_TRUE(ledger_.HasLeases(kApp.id)) << "its end must be noticed";
-  EXPECT_EQ(CodeOf(ledger_.BeginTransfer(kApp, "a", protocol::Direction::kSave)),
-            As(Code::kUnsupported));
   const auto lease = Attach(kOther, "a");
   ASSERT_TRUE(lease);
   EXPECT_THAT(ledger_.EndClient(kApp.id).dropped, ElementsAre("a"));
@@ -623,8 +628,6 @@ TEST_F(LedgerTest, AWriterSaysHowFarItsLoadIs) {
   EXPECT_EQ(AttachCode(kOther, "a"), As(Code::kLoading));
   const auto second = Attach(kOther, "a", Access::kReadWrite);
   EXPECT_EQ(CodeOf(ledger_.SetContent(kOther, second->lease_id, 1, true)), As(Code::kBusy));
-  EXPECT_EQ(CodeOf(ledger_.BeginTransfer(kOther, "a", protocol::Direction::kLoad)),
-            As(Code::kBusy));
   ASSERT_TRUE(ledger_.SetContent(kApp, writer->lease_id, kPage, true));
   EXPECT_EQ(AttachCode(kOther, "a"), kOk);
   ASSERT_TRUE(Replace(kApp, "a"));
@@ -642,37 +645,6 @@ TEST_F(LedgerTest, ALoadThatIsGivenUpIsFailedNotReady) {
   ASSERT_TRUE(ledger_.SetContent(kApp, dying->lease_id, 1, false));
   ledger_.EndClient(kApp.id);
   EXPECT_EQ(Shown("a"), BufferState::kFailed);
-}
-
-TEST_F(LedgerTest, ATransferLoadsFailsOrIsRefused) {
-  Declare(Spec("a"));
-  ASSERT_TRUE(ledger_.BeginTransfer(kApp, "a", protocol::Direction::kLoad));
-  ledger_.TransferProgress("a", 5);
-  EXPECT_EQ(ledger_.Records()[0].loaded_bytes, 5u);
-  EXPECT_EQ(AttachCode(kApp, "a"), As(Code::kLoading));
-  ledger_.TransferRefused("a");
-  EXPECT_EQ(Shown("a"), BufferState::kReady) << "as it was";
-  ASSERT_TRUE(ledger_.BeginTransfer(kApp, "a", protocol::Direction::kLoad));
-  ledger_.TransferEnded("a", Fail(Code::kDriver, "a broken copy"));
-  const auto refused = Attach(kApp, "a");
-  ASSERT_EQ(CodeOf(refused), As(Code::kSystem));
-  EXPECT_THAT(refused.error().what(), HasSubstr("a broken copy"));
-  ledger_.TransferEnded("nowhere", {});
-  EXPECT_EQ(CodeOf(ledger_.BeginTransfer(kApp, "nowhere", protocol::Direction::kLoad)),
-            As(Code::kNotFound));
-}
-
-// Regression: a load into the old generation changed the content of the new one.
-TEST_F(LedgerTest, ALoadBelongsToItsGeneration) {
-  Declare(Spec("a"));
-  const auto next = Replace(kApp, "a", kFlagAttach | kFlagUnpublished);
-  ASSERT_TRUE(ledger_.BeginTransfer(kOther, "a", protocol::Direction::kLoad));
-  ASSERT_TRUE(ledger_.Publish(kApp, next->lease_id));
-  ledger_.TransferEnded("a", Fail(Code::kDriver, "the old generation's"));
-  EXPECT_EQ(Shown("a"), BufferState::kReady);
-
-  ASSERT_TRUE(ledger_.BeginTransfer(kOther, "a", protocol::Direction::kLoad));
-  EXPECT_EQ(CodeOf(Replace(kApp, "a")), As(Code::kBusy));
 }
 
 }  // namespace

@@ -58,20 +58,6 @@ std::optional<registry::BufferState> StateOf(const BrokerProcess& broker, const 
   return found->record.state;
 }
 
-// For init containers, which have no GPU and get nothing from the plugin.
-TEST(BrokerLife, PutsAToolThatEveryUserMayRun) {
-  const TempFolder folder;
-  const std::string tools = folder / ".tools";
-  for (int run = 0; run < 2; ++run) {
-    const BrokerProcess broker(folder.path(), With("", {"--tools", tools}));
-    ASSERT_TRUE(broker.ready()) << broker.log();
-    struct stat info{};
-    ASSERT_EQ(stat((tools + "/gpushmctl").c_str(), &info), 0);
-    EXPECT_EQ(info.st_mode & 07777u, 0755u);
-    EXPECT_EQ(std::system((tools + "/gpushmctl --version >/dev/null").c_str()), 0);
-  }
-}
-
 // For gpushm-mps, which runs as another uid. The folder outlives the broker, with what is in it.
 TEST(BrokerLife, MakesAFolderForTheMpsDaemon) {
   const TempFolder folder;
@@ -105,23 +91,27 @@ TEST(BrokerLife, PutsTheLibraryForCudaIpc) {
   }
 }
 
-// Goal: an init container, which no list can name, makes the first load.
-TEST(BrokerLife, ALoaderLoadsWithTheToolWhatOthersMayAttach) {
+// Goal: the loader of a file, which no list can name, has a socket of its own.
+TEST(BrokerLife, TheLoaderOfAFileIsServedAndLoads) {
   const TempFolder folder;
-  const TempFolder files;
-  std::ofstream(files / "w", std::ios::binary) << std::string(2 << 20, 'w');
   const BrokerProcess broker(
       folder.path(),
-      {.arguments = {"--container", "app", "--loader", "fetch", "--tools", folder / ".tools"},
+      {.arguments = {"--container", "app"},
        .buffers =
-           "buffers.gpushm.io/w: {size: 2Mi, access: read-only, loads: true, containers: [app]}"});
+           "buffers.gpushm.io/w: {size: 2Mi, access: read-only, file: m/w, containers: [app]}"});
   ASSERT_TRUE(broker.ready()) << broker.log();
   EXPECT_EQ(StateOf(broker, "w"), registry::BufferState::kLoading);
-  const std::string load = Concat(folder / ".tools", "/gpushmctl --folder ", folder / "fetch",
-                                  " load ", files / "w", " w");
-  EXPECT_EQ(std::system(load.c_str()), 0) << broker.log();
+  RawClient app(broker.Socket("app"));
+  ASSERT_TRUE(app.Hello());
+  EXPECT_EQ(CodeOf(app.Attach("w", 2)), As(Code::kDenied));
+  RawClient loader(broker.Socket("gpushm-load-w"));
+  ASSERT_TRUE(loader.Hello());
+  const auto lease = loader.Attach("w", 2);
+  ASSERT_TRUE(lease) << lease.error().ToString();
+  ASSERT_TRUE(loader.Call<protocol::EmptyReply>(
+      protocol::Kind::kContent, protocol::ContentRequest{lease->lease_id, 2 << 20, 1, 0}));
   EXPECT_EQ(StateOf(broker, "w"), registry::BufferState::kReady);
-  EXPECT_NE(std::system(load.c_str()), 0) << "it has its content";
+  EXPECT_TRUE(app.Attach("w"));
 }
 
 TEST(BrokerLife, SaysWhosePodItServes) {
@@ -325,51 +315,6 @@ TEST(BrokerLife, SaysThatItHasNoDescriptorFree) {
   EXPECT_TRUE(client.Offer("offered", memory.get())) << "the connection goes on";
 }
 
-// ---- file:
-
-TEST(BrokerLife, LoadsItsFilesAsTheyAppear) {
-  const TempFolder folder;
-  const TempFolder files;
-  const std::string present = files.path() + "/present";
-  const std::string late = files.path() + "/late";
-  std::ofstream(present) << std::string(3 * kMiB, 'p');
-  BrokerSettings settings = TwoContainers();
-  std::ofstream(files.path() + "/broker.yaml")
-      << "containers: [app, other]\npool: 64Mi\nannotations:\n"
-      << "  buffers.gpushm.io/present: {size: 4Mi, file: " << present << "}\n"
-      << "  buffers.gpushm.io/late: {size: 4Mi, file: " << late << "}\n";
-  settings.arguments = {"--config", files.path() + "/broker.yaml"};
-  settings.buffers = "";
-  const BrokerProcess broker(folder.path(), settings);
-  ASSERT_TRUE(broker.ready()) << broker.log();
-  EXPECT_TRUE(broker.WaitForLog("buffer-loaded buffer=present")) << broker.log();
-  EXPECT_EQ(StateOf(broker, "present"), registry::BufferState::kReady);
-  EXPECT_EQ(StateOf(broker, "late"), registry::BufferState::kLoading);
-  RawClient client(broker.Socket("app"));
-  ASSERT_TRUE(client.Hello());
-  EXPECT_EQ(CodeOf(client.Attach("late")), As(Code::kLoading));
-  EXPECT_TRUE(broker.WaitForLog("file-waiting buffer=late file=" + late));
-  std::ofstream(late + ".part") << std::string(kMiB, 'l');
-  std::filesystem::rename(late + ".part", late);
-  EXPECT_TRUE(broker.WaitForLog("buffer-loaded buffer=late"));
-  EXPECT_TRUE(client.Attach("late"));
-
-  // The loaded content comes out again through the broker, byte for byte, and all of the buffer if
-  // that is requested.
-  for (const auto& [direction, expected] :
-       {std::pair(protocol::Direction::kSave, std::string(3 * kMiB, 'p')),
-        {protocol::Direction::kSaveWhole, std::string(3 * kMiB, 'p') + std::string(kMiB, '\0')}}) {
-    const std::string path = files.path() + "/copy";
-    const UniqueFd copy(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-    const auto save = client.Transfer("present", static_cast<uint32_t>(direction), copy.get());
-    ASSERT_TRUE(save) << save.error().ToString();
-    const auto saved = client.FinishTransfer(save->transfer_id);
-    ASSERT_TRUE(saved) << saved.error().ToString();
-    std::ifstream file(path, std::ios::binary);
-    EXPECT_TRUE(std::string(std::istreambuf_iterator<char>(file), {}) == expected);
-  }
-}
-
 // Goal: a library of 1.0.0-rc.1, which speaks versions 1 to 8 of the protocol, is refused and told
 // what to do; so is one that speaks only a later version. One that also speaks this version is
 // served in it.
@@ -400,53 +345,6 @@ TEST(BrokerLife, VersionsAreAgreedOn) {
   ASSERT_TRUE(hello) << hello.error().ToString();
   EXPECT_EQ(hello->version, kNow);
   EXPECT_EQ(later.Info()->version, kNow);
-}
-
-// Regression: a container could replace a file in its own volume by a symbolic link into a volume
-// that only the sidecar had, and read that one through the buffer.
-TEST(BrokerLife, AFileOfAVolumeIsNoLinkOutOfIt) {
-  const TempFolder folder;
-  const TempFolder files;
-  for (const char* volume : {"/mine", "/theirs"}) {
-    std::filesystem::create_directory(files.path() + volume);
-    std::ofstream(files.path() + volume + "/file") << volume;
-  }
-  std::filesystem::create_symlink("../theirs/file", files.path() + "/mine/out");
-  std::filesystem::create_symlink("file", files.path() + "/mine/in");
-  const BrokerProcess broker(folder.path(),
-                             With("buffers.gpushm.io/in: {size: 2Mi, file: mine/in}\n"
-                                  "buffers.gpushm.io/out: {size: 2Mi, file: mine/out}",
-                                  {"--test-files", files.path()}));
-  ASSERT_TRUE(broker.ready()) << broker.log();
-  EXPECT_TRUE(broker.WaitForLog("buffer-loaded buffer=in"));
-  EXPECT_TRUE(broker.WaitForLog("file-waiting buffer=out file=" + files.path() + "/mine/out"));
-  EXPECT_EQ(StateOf(broker, "out"), registry::BufferState::kLoading);
-}
-
-TEST(BrokerLife, SaysWhyAFileCannotBeLoaded) {
-  if (getuid() != 0) GTEST_SKIP() << "needs root, to start a broker that may not read";
-  constexpr uid_t kUser = 31'340;
-  const TempFolder folder;
-  const TempFolder files;
-  ASSERT_EQ(chown(folder.path().c_str(), kUser, kUser), 0);
-  std::ofstream(files.path() + "/secret") << "x";
-  ASSERT_EQ(chmod((files.path() + "/secret").c_str(), 0640), 0);
-  std::ofstream(files.path() + "/large") << std::string(5 * kMiB, 'x');
-  std::ofstream(files.path() + "/broker.yaml")
-      << "containers: [app, other]\npool: 64Mi\nannotations:\n"
-      << "  buffers.gpushm.io/secret: {size: 4Mi, file: " << files.path() << "/secret}\n"
-      << "  buffers.gpushm.io/large: {size: 4Mi, file: " << files.path() << "/large}\n";
-  BrokerSettings settings;
-  settings.arguments = {"--config", files.path() + "/broker.yaml"};
-  settings.uid = kUser;
-  const BrokerProcess broker(folder.path(), settings);
-  ASSERT_TRUE(broker.ready()) << broker.log();
-  EXPECT_TRUE(broker.WaitForLog("load-failed buffer=secret"));
-  EXPECT_TRUE(broker.WaitForLog("load-failed buffer=large"));
-  EXPECT_THAT(broker.log(), HasSubstr("(uid 0, gid 0, mode 640) as uid 31340, gid 31340"));
-  EXPECT_THAT(broker.log(), HasSubstr("5242880 bytes"));
-  EXPECT_EQ(StateOf(broker, "secret"), registry::BufferState::kFailed);
-  EXPECT_EQ(StateOf(broker, "large"), registry::BufferState::kFailed);
 }
 
 // ---- hostIPC

@@ -1,5 +1,4 @@
-// gpushm-broker, the process in the sidecar. `gpushm-broker spawner` starts its short-lived
-// children, `gpushm-broker loader ...`.
+// gpushm-broker, the process in the sidecar.
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -11,7 +10,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -19,9 +17,7 @@
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
 #include "sidecar/broker/broker.h"
-#include "sidecar/broker/loader.h"
 #include "sidecar/broker/options.h"
-#include "sidecar/broker/spawner.h"
 
 namespace gpushm::broker {
 namespace {
@@ -111,11 +107,7 @@ int Main(int argc, char** argv) {
 }  // namespace gpushm::broker
 
 int main(int argc, char** argv) {
-  const std::string_view child = argc > 1 ? argv[1] : "";
-  const int code = child == "loader" ? gpushm::broker::LoaderMain(argc - 1, argv + 1)
-                   : child == gpushm::broker::kSpawnerName
-                       ? gpushm::broker::SpawnerMain(argc - 1, argv + 1)
-                       : gpushm::broker::Main(argc, argv);
+  const int code = gpushm::broker::Main(argc, argv);
   // A thread may hang in the driver of an unhealthy GPU, so exit without running destructors.
   std::fflush(nullptr);
   _exit(code);

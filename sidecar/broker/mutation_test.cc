@@ -74,18 +74,12 @@ class Recorder {
       }
       Add(Kind::kDelete, DeleteRequest{ToNameField(name)});
       Add(Kind::kHolders, HoldersRequest{ToNameField(name), 0});
-      Add(Kind::kTransfer, TransferRequest{ToNameField(name), 1, 0, 1 << 16}, true);
-      Add(Kind::kTransfer, TransferRequest{ToNameField(name), 2, 0, 1 << 16}, true);
     }
     Add(Kind::kCreate, CreateRequest{ToNameField("giant"), uint64_t{1} << 45, 0, 0});
     Add(Kind::kHolders, HoldersRequest{});
     Add(Kind::kDelete, DeleteRequest{ToNameField("offered")});
     Add(Kind::kBrokerInfo, BrokerInfoRequest{0});
     Add(Kind::kGpus, GpusRequest{0});
-    for (uint64_t id = 1; id < 4; ++id) {
-      Add(Kind::kTransferStatus, TransferStatusRequest{id, 0, 0});
-      Add(Kind::kTransferStatus, TransferStatusRequest{id, 1, 0});
-    }
     OfferRequest offer{};
     offer.name = ToNameField("offered");
     offer.size_bytes = offer.mapped_bytes = 2 << 20;
@@ -106,7 +100,6 @@ class Recorder {
     Add(Kind::kOffer, offer);
     offer.name = ToNameField("made");
     Add(Kind::kOffer, offer);
-    Add(Kind::kTransfer, TransferRequest{ToNameField("offered"), 2, 0, 0}, true);
     Add(Kind::kAnnounceDescriptor, AnnounceDescriptorRequest{0});
     Add(Kind::kCounters, CountersRequest{0});
     Add(Kind::kPod, protocol::PodRequest{.pod = protocol::ToNameField("servers-1"),
@@ -182,7 +175,6 @@ class Mutator {
 
   void Reconnect() {
     leases_.clear();
-    transfer_ = 0;
     blocks_lease_ = 0;
     client_.emplace(broker_.Socket("app"));
     if (Pick(16) != 0 && !client_->Hello()) ++coverage_.disconnected;
@@ -200,9 +192,6 @@ class Mutator {
     if (!leases_.empty() && Pick(4) != 0 && bytes.size() >= 32 && IsOfLease(bytes)) {
       const uint64_t lease = leases_[Pick(leases_.size())];
       std::memcpy(bytes.data() + sizeof(protocol::Header), &lease, sizeof lease);
-    }
-    if (transfer_ != 0 && KindOf(bytes) == Kind::kTransferStatus && Pick(4) != 0) {
-      std::memcpy(bytes.data() + sizeof(protocol::Header), &transfer_, sizeof transfer_);
     }
     if (blocks_lease_ != 0 && KindOf(bytes) == Kind::kBlock) {
       std::memcpy(bytes.data() + sizeof(protocol::Header), &blocks_lease_, sizeof blocks_lease_);
@@ -240,7 +229,7 @@ class Mutator {
                          O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   }
 
-  // A transfer starts a process, so few of them are sent.
+  // A descriptor takes two requests, so few of them are sent.
   const Recorded& PickRecorded() {
     for (;;) {
       const Recorded& recorded = recorder_.requests()[Pick(recorder_.requests().size())];
@@ -293,11 +282,6 @@ class Mutator {
     }
     const uint16_t kind = header->kind & 0x7fff;
     ++coverage_.answered[kind];
-    if (kind == static_cast<uint16_t>(Kind::kTransfer)) {
-      const auto reply = protocol::Parse<protocol::TransferReply>(message.span());
-      ASSERT_TRUE(reply) << reply.error().ToString();
-      transfer_ = reply->transfer_id;
-    }
     if (kind == static_cast<uint16_t>(Kind::kAttach) ||
         kind == static_cast<uint16_t>(Kind::kCreate) ||
         kind == static_cast<uint16_t>(Kind::kReplace) ||
@@ -325,7 +309,6 @@ class Mutator {
   std::optional<RawClient> client_;
   std::vector<uint64_t> leases_;  // The client's own, some of which have ended.
   uint64_t blocks_lease_ = 0;     // The last one on an offer of blocks.
-  uint64_t transfer_ = 0;         // Its last one.
   Coverage coverage_;
 };
 
@@ -402,7 +385,7 @@ void ExpectCovered(const Coverage& all) {
   EXPECT_EQ(all.answered.size(), size_t{protocol::kMaxKind}) << "a kind never succeeded";
   for (const Code code : {Code::kInvalidArgument, Code::kNotFound, Code::kAlreadyExists,
                           Code::kDenied, Code::kExhausted, Code::kIncompatible, Code::kStale,
-                          Code::kBusy, Code::kUnsupported, Code::kSystem, Code::kLoading}) {
+                          Code::kBusy, Code::kSystem, Code::kLoading}) {
     EXPECT_TRUE(all.errors.contains(static_cast<uint32_t>(code))) << CodeName(code);
   }
 }

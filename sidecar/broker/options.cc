@@ -15,7 +15,6 @@
 #include "contract/limits.h"
 #include "contract/protocol/link.h"
 #include "platform/base/version.h"
-#include "platform/daemon/process.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/yaml/keyed_reader.h"
 #include "platform/yaml/quantity.h"
@@ -27,19 +26,14 @@ struct Flags {
   std::string file;
   std::string folder;
   std::vector<std::string> containers;
-  std::vector<std::string> loaders;
   std::string pool;
   std::vector<std::string> gpus;
   std::string pod_uid;
   std::string link;
-  std::string tools;
   std::string cuda_ipc;
   std::string mps_folder;
-  int64_t transfer_stall_ms = BrokerOptions().transfer_stall_ms;
-  uint64_t memory_limit_bytes = MemoryLimitBytes();
   bool host_ipc = false;
   std::string host_dir = "/dev/shm";
-  std::string files;
   std::string log_level;
   std::string log_format;
   int64_t start_timeout_ms = 60'000;
@@ -163,10 +157,6 @@ void Declare(CLI::App& app, Flags* flags) {
   app.add_option("--container", flags->containers,
                  "A container to serve, in a subfolder of its name; may be repeated. "
                  "Without it there is one socket in the folder itself");
-  app.add_option("--loader", flags->loaders,
-                 "Like --container, for a container that no list can name because it ends before "
-                 "the others run; it may make the first load of each buffer that sets loads: true")
-      ->needs("--container");
   app.add_option("--pool", flags->pool,
                  "Bytes that the buffers may take on each GPU, for example 8Gi");
   app.add_option("--gpu", flags->gpus,
@@ -180,12 +170,6 @@ void Declare(CLI::App& app, Flags* flags) {
       "it; other containers see it at /run/gpushm-cuda-ipc (none)");
   app.add_option("--mps-folder", flags->mps_folder,
                  "Folder to make for gpushm-mps of the same pod; every uid may write there (none)");
-  app.add_option("--tools", flags->tools,
-                 "Folder into which gpushmctl is copied, for containers that have none");
-  // Not shown by --help:
-  app.add_option("--test-transfer-stall-ms", flags->transfer_stall_ms)->group("");
-  app.add_option("--test-files", flags->files)->group("");
-  app.add_option("--test-memory-limit", flags->memory_limit_bytes)->group("");
   app.add_option("--pod-uid", flags->pod_uid, "The pod's UID, for --host-ipc");
   app.add_flag("--host-ipc", flags->host_ipc, "Also serve hostIPC pods of the node, in /dev/shm");
   app.add_option("--host-dir", flags->host_dir, "Folder to use instead of /dev/shm");
@@ -232,16 +216,11 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   options.driver_folder = DriverFolderFromEnvironment();
   options.host_dir = flags.host_dir;
   options.link_folder = LinkFolder(options.config.link);
-  options.transfer_stall_ms = flags.transfer_stall_ms;
-  options.memory_limit_bytes = flags.memory_limit_bytes;
   options.program = OwnProgram();
-  options.tools_folder = flags.tools;
   options.cuda_ipc_folder = flags.cuda_ipc;
   options.mps_folder = flags.mps_folder;
   // The chart may have decided it, which no annotation says.
   if (!options.mps_folder.empty()) options.config.pod.mps.wanted = true;
-  if (!flags.files.empty()) options.files_folder = flags.files;
-  options.loaders = flags.loaders;
   options.pod = PodOfEnvironment();
   options.start_timeout_ms = flags.start_timeout_ms;
   options.drain_timeout_ms = flags.drain_timeout_ms;

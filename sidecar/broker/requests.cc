@@ -26,8 +26,7 @@ std::string NameOf(const protocol::NameField& field) {
 // Which of the pod's GPUs it needs is checked when it is carried out.
 bool NeedsAGpu(Kind kind) {
   return kind == Kind::kAttach || kind == Kind::kCreate || kind == Kind::kReplace ||
-         kind == Kind::kOffer || kind == Kind::kStageBlock || kind == Kind::kTransfer ||
-         kind == Kind::kMakePage;
+         kind == Kind::kOffer || kind == Kind::kStageBlock || kind == Kind::kMakePage;
 }
 
 Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) {
@@ -90,12 +89,6 @@ Result<void> Broker::CheckOthers(const Request& request) const {
       writes = body->access != static_cast<uint32_t>(Access::kRead);
       break;
     }
-    case Kind::kTransfer: {
-      const auto body = protocol::Parse<protocol::TransferRequest>(bytes);
-      if (!body) return std::unexpected(body.error());
-      writes = body->direction == static_cast<uint32_t>(protocol::Direction::kLoad);
-      break;
-    }
     case Kind::kCreate:
     case Kind::kReplace:
     case Kind::kPublish:
@@ -149,10 +142,6 @@ Result<void> Broker::OnRequest(Request& request) {
       return OnBrokerInfo(request);
     case Kind::kGpus:
       return OnGpus(request);
-    case Kind::kTransfer:
-      return OnTransfer(request);
-    case Kind::kTransferStatus:
-      return OnTransferStatus(request);
     case Kind::kContent:
       return OnContent(request);
     case Kind::kDescribe:
@@ -531,83 +520,6 @@ Result<void> Broker::OnGpus(Request& request) {
     ++reply.count;
   }
   server_->Reply(request.to, reply);
-  return {};
-}
-
-Result<uint64_t> Broker::StartTransfer(const Client& client, TransferJob job, OpenedFile* file) {
-  const std::string name = job.buffer;
-  const protocol::Direction direction = job.direction;
-  const Result<const Memory*> memory = ledger_->BeginTransfer(client, name, direction);
-  if (!memory) return std::unexpected(memory.error());
-  job.client_id = client.id;
-  job.container = client.container;
-  job.gpu = (*memory)->gpu;
-  job.memory = (*memory)->descriptor.get();
-  // A save writes the content, unless all of the buffer was requested.
-  const bool content = direction == protocol::Direction::kSave;
-  if (direction == protocol::Direction::kSaveWhole) job.direction = protocol::Direction::kSave;
-  job.size_bytes = content ? ledger_->ContentBytes(name) : (*memory)->size_bytes;
-  job.mapped_bytes = (*memory)->mapped_bytes;
-  const Result<uint64_t> started =
-      file != nullptr ? transfers_->Start(job, file) : transfers_->Start(job);
-  if (!started && direction == protocol::Direction::kLoad) ledger_->TransferRefused(name);
-  Apply();
-  return started;
-}
-
-Result<void> Broker::OnTransfer(Request& request) {
-  const auto body = protocol::Parse<protocol::TransferRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
-  const auto direction = static_cast<protocol::Direction>(body->direction);
-  std::vector<UniqueFd>& descriptors = request.message->descriptors;
-  const bool may_describe = direction == protocol::Direction::kLoad;
-  if (descriptors.empty() || descriptors.size() > (may_describe ? 2u : 1u)) {
-    return Fail(Code::kCorrupt, Concat("a transfer request came with ", descriptors.size(),
-                                       " descriptors; it needs that of a file"));
-  }
-  std::shared_ptr<LoadDescription> description;
-  if (descriptors.size() == 2) {
-    const auto bytes = CheckSealed(descriptors[1].get(), "description", 1,
-                                   limits::kDescriptionBytes, Writers::kNobody);
-    if (!bytes) return std::unexpected(bytes.error());
-    description = std::make_shared<LoadDescription>(std::move(descriptors[1]), *bytes);
-  }
-  const std::string name = NameOf(body->name);
-  if (auto r = CheckGpuOf(name); !r) return r;
-  const Result<uint64_t> started = StartTransfer(request.client,
-                                                 {.buffer = name,
-                                                  .direction = direction,
-                                                  .file = descriptors[0].get(),
-                                                  .chunk_bytes = body->chunk_bytes,
-                                                  .file_way = static_cast<FileWay>(body->file_way),
-                                                  .description = std::move(description)},
-                                                 nullptr);
-  if (!started) return std::unexpected(started.error());
-  LogInfo("transfer-started",
-          {{"buffer", name},
-           {"direction", direction == protocol::Direction::kLoad ? "load" : "save"},
-           {"container", request.client.container}});
-  const auto state = transfers_->Look(*started);
-  server_->Reply(request.to, protocol::TransferReply{*started, state.total_bytes});
-  return {};
-}
-
-Result<void> Broker::OnTransferStatus(Request& request) {
-  const auto body = protocol::Parse<protocol::TransferStatusRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
-  if (body->cancel == 1) {
-    if (auto r = transfers_->Cancel(request.client.id, body->transfer_id); !r) return r;
-  }
-  const auto state = transfers_->Take(request.client.id, body->transfer_id);
-  if (!state) return std::unexpected(state.error());
-  if (state->finished && !state->result) return state->result;
-  server_->Reply(request.to, protocol::TransferStatusReply{
-                                 .done_bytes = state->done_bytes,
-                                 .total_bytes = state->total_bytes,
-                                 .finished = state->finished ? 1u : 0u,
-                                 .file_way = static_cast<uint32_t>(state->file_way),
-                                 .moving_ns = state->moving_ns,
-                                 .link_bytes_per_second = state->link_bytes_per_second});
   return {};
 }
 

@@ -364,10 +364,7 @@ void Server::RefuseRequest(Connection& connection, const protocol::Message& mess
 void Server::OnRequest(Connection& connection, protocol::Message& message) {
   const uint64_t id = connection.client.id;
   const Result<protocol::Header> header = protocol::ParseHeader(message.span());
-  // A load may come with a file and a description.
-  const bool may_have_two =
-      header && header->kind == static_cast<uint16_t>(protocol::Kind::kTransfer);
-  const size_t announced = !connection.announced ? 0 : may_have_two ? 2 : 1;
+  const size_t announced = connection.announced ? 1 : 0;
   if (message.descriptors.size() > announced) {
     Disconnect(connection, Concat("the client sent ", message.descriptors.size(),
                                   " descriptors, but may send ", announced, " now"));

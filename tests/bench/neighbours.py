@@ -121,7 +121,7 @@ class Bench:
         try:
             subprocess.run([*control, "wait", "--broker", "--timeout", "60s"], env=outside, check=True,
                            capture_output=True)
-            script = ('while "$@" create x 1Gi >/dev/null && "$@" load --method broker --format raw "$0" x >/dev/null'
+            script = ('while "$@" create x 1Gi >/dev/null && "$@" load --format raw "$0" x >/dev/null'
                       ' && "$@" rm x >/dev/null; do echo busy; done')
             with self.process(["sh", "-c", script, data, *control], outside) as said:
                 yield said

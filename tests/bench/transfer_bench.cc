@@ -175,7 +175,6 @@ Result<gpushm_transfer_result> MoveOurs(const Setup& setup, const Case& c) {
   gpushm_transfer_result result;
   GPUSHM_INIT(&options);
   GPUSHM_INIT(&result);
-  options.method = GPUSHM_TRANSFER_HERE;
   options.chunk_bytes = c.chunk_bytes;
   options.chunks = c.chunks;
   options.threads = c.threads;

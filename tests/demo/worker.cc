@@ -162,7 +162,6 @@ Result<json> Use(const WorkerOptions& options, const Model& model, Held* held) {
 Result<json> Load(const WorkerOptions& options, const Model& model, Held* held) {
   gpushm_transfer_options transfer;
   GPUSHM_INIT(&transfer);
-  transfer.method = GPUSHM_TRANSFER_HERE;
   transfer.timeout_ms = options.timeout_ms;
   gpushm_transfer_result result;
   GPUSHM_INIT(&result);

@@ -251,15 +251,6 @@ void OffersADeadFile(const Target& target, const Stop& stop) {
   }
 }
 
-void LoadsFromADeadFile(const Target& target, const Stop& stop) {
-  const DeadFile dead(target.folder);
-  while (!stop) {
-    RawClient client(target.sidecar);
-    if (client.Hello()) (void)client.Transfer("weights", 1, dead.file);
-    Pause(20);
-  }
-}
-
 void NeverReadsItsReplies(const Target& target, const Stop& stop) {
   std::list<RawClient> clients;
   while (!stop) {
@@ -290,7 +281,6 @@ const std::vector<Kind>& Kinds() {
       {"slow-http", false, SendsSlowRequests},
       {"scrapes-unread", false, ScrapesWithoutReading},
       {"offers-dead-file", true, OffersADeadFile},
-      {"loads-dead-file", true, LoadsFromADeadFile},
       {"unread-replies", true, NeverReadsItsReplies}};
   return kinds;
 }

@@ -54,22 +54,23 @@ TEST_F(CountersTest, ThePluginShowsWhatProcessesDid) {
     ASSERT_EQ(reader.Do("attach other r 0").status, GPUSHM_OK);
     ASSERT_EQ(reader.Do("detach").status, GPUSHM_OK);
     EXPECT_EQ(reader.Do("delete nothing").status, GPUSHM_NOT_FOUND);
-    ASSERT_EQ(worker.Do("load weights " + path + " here").status, GPUSHM_OK);
-    ASSERT_EQ(worker.Do("save weights " + path + ".copy broker").status, GPUSHM_OK);
+    ASSERT_EQ(worker.Do("load weights " + path).status, GPUSHM_OK);
+    ASSERT_EQ(worker.Do("save weights " + path + ".copy").status, GPUSHM_OK);
     ASSERT_EQ(worker.Do("offer mine 2097152 7 vmm").status, GPUSHM_OK);
     ASSERT_EQ(worker.Do("offer copied 2097152 7 copy").status, GPUSHM_OK);
     ASSERT_TRUE(WaitFor(Counter::kOffers, 2));
     ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
   }
   // Both processes were killed. None of their counts is lost, not even the last ones.
-  ASSERT_TRUE(WaitFor(Counter::kCachedAttaches, 6));
+  ASSERT_TRUE(WaitFor(Counter::kCachedAttaches, 7));
   const plugin::LinkView view = Look();
   ASSERT_EQ(view.counters.size(), 1u);
   EXPECT_EQ(view.counters[0].container, "main");
   const auto at = [&](auto what) { return view.counters[0].values[protocol::WordOf(what)]; };
   EXPECT_EQ(at(Counter::kCreates), 2u) << "an offer that was copied must not count as a create";
   EXPECT_EQ(at(Counter::kFirstAttaches), 2u);
-  EXPECT_EQ(at(Counter::kCachedAttaches), 6u) << "expected five by the reader and one by the load";
+  EXPECT_EQ(at(Counter::kCachedAttaches), 7u)
+      << "expected five by the reader, and one each by the load and the save";
   EXPECT_GT(at(Counter::kFirstAttachNs), 0u);
   EXPECT_EQ(at(Counter::kDetaches), 2u)
       << "only \"other\" and the copied offer were unmapped; the other detaches must not count";

@@ -396,9 +396,6 @@ TEST_F(NextGenerationTest, WrongCallsSayWhy) {
   EXPECT_EQ(Load(small, model), GPUSHM_INVALID_ARGUMENT);
   EXPECT_THAT(gpushm_last_error()->text,
               HasSubstr("its tensors need 6291456 bytes, but the buffer has 4096"));
-  EXPECT_EQ(Load(small, model, {}, [](Options* o) { o->method = GPUSHM_TRANSFER_BROKER; }),
-            GPUSHM_UNSUPPORTED);
-  EXPECT_THAT(gpushm_last_error()->text, HasSubstr("GPUSHM_TRANSFER_BROKER"));
   EXPECT_EQ(Load(small, model, {}, [](Options* o) { o->format = 3; }), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(gpushm_attachment_load(small, nullptr, nullptr, nullptr), GPUSHM_INVALID_ARGUMENT);
   EXPECT_THAT(gpushm_last_error()->text, HasSubstr("path is NULL"));

@@ -26,12 +26,6 @@ constexpr int kWorkerChannel = 3;
 const testing::TestRole kWorkerRole("worker", WorkerMain);
 const testing::TestRole kIsolatedWorkerRole("isolated-worker", IsolatedWorkerMain);
 
-// Next to this program, also in an unpacked pack.
-std::string BrokerPath() {
-  const auto self = std::filesystem::read_symlink("/proc/self/exe");
-  return self.parent_path().parent_path() / "bin" / "gpushm-broker";
-}
-
 Answer ParseAnswer(const char* text) {
   char* rest = nullptr;
   Answer answer;
@@ -41,6 +35,11 @@ Answer ParseAnswer(const char* text) {
 }
 
 }  // namespace
+
+std::string ProgramPath(const std::string& name) {
+  const auto self = std::filesystem::read_symlink("/proc/self/exe");
+  return self.parent_path().parent_path() / "bin" / name;
+}
 
 Process::Process(const std::vector<std::string>& command, int channel) {
   std::vector<char*> arguments;
@@ -78,9 +77,15 @@ void Process::Wait() {
 
 Broker::Broker(const std::string& folder, const std::string& pool,
                const std::vector<std::string>& arguments)
-    : command_{"/usr/bin/env", "-u",       "CUDA_MPS_PIPE_DIRECTORY",
-               BrokerPath(),   "--folder", folder,
-               "--pool",       pool,       "--log-level",
+    : command_{"/usr/bin/env",
+               "-u",
+               "CUDA_MPS_PIPE_DIRECTORY",
+               ProgramPath("gpushm-broker"),
+               "--folder",
+               folder,
+               "--pool",
+               pool,
+               "--log-level",
                "warning"} {
   command_.insert(command_.end(), arguments.begin(), arguments.end());
   // With containers, each of them has a socket; otherwise there is one.
@@ -102,7 +107,7 @@ void Broker::Start() {
 
 std::string LogOfBroker(const std::string& folder, const std::vector<std::string>& arguments) {
   std::string command =
-      Concat("env -u CUDA_MPS_PIPE_DIRECTORY ", BrokerPath(), " --folder ", folder);
+      Concat("env -u CUDA_MPS_PIPE_DIRECTORY ", ProgramPath("gpushm-broker"), " --folder ", folder);
   for (const std::string& argument : arguments) command += Concat(" '", argument, "'");
   FILE* const output = popen((command + " 2>&1").c_str(), "r");
   std::string log;

@@ -49,6 +49,9 @@ namespace gpushm::integration {
 
 inline constexpr int64_t kPatienceMs = 20'000;
 
+// A program of the project: next to this one, also in an unpacked pack.
+std::string ProgramPath(const std::string& name);
+
 // A child process, which the destructor kills if it still runs.
 class Process {
  public:

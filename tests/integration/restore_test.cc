@@ -130,28 +130,6 @@ TEST_F(RestoreTest, ARangeAcrossAllocationsIsRestoredWithAllOfThem) {
   EXPECT_EQ(late.Do("read-last").value, 99);
 }
 
-// Goal: a broker that ends because it can start no more children leaves everything to its
-// successor.
-TEST_F(RestoreTest, NobodyNoticesThatTheBrokersSpawnerWasKilled) {
-  StartKeeper();
-  Broker broker(run(), "64Mi", Linked());
-  Worker writer(run());
-  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiBText).status, GPUSHM_OK);
-  ASSERT_EQ(writer.Do("write 4711").status, 0);
-  const std::vector<Holder> before = Holders();
-  ASSERT_EQ(before.size(), 1u);
-  pid_t spawner = -1;  // Its only child.
-  std::ifstream(Concat("/proc/", broker.pid(), "/task/", broker.pid(), "/children")) >> spawner;
-  ASSERT_GT(spawner, 0);
-  kill(spawner, SIGKILL);
-  broker.Wait();
-  broker.Start();
-  EXPECT_THAT(Holders(), UnorderedElementsAreArray(before));
-  EXPECT_EQ(writer.Do("current").status, GPUSHM_OK);
-  EXPECT_EQ(writer.Do("write 4712").status, 0);
-  EXPECT_EQ(writer.Do("read").value, 4712);
-}
-
 TEST_F(RestoreTest, WhoDiedWhileNoBrokerRanIsTreatedAsDeclared) {
   StartKeeper();
   setenv("GPUSHM_BUFFERS",

@@ -188,7 +188,7 @@ TEST_F(SignalTest, NamesOfBuffersAndSignalsAreKeptApart) {
   EXPECT_EQ(worker.Do(std::string("replace ready ") + kMiBText).status, GPUSHM_INVALID_ARGUMENT);
   const std::string path = folder_ + "/content";
   std::ofstream(path) << "four";
-  EXPECT_EQ(worker.Do(Concat("load ready ", path, " broker")).status, GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(worker.Do(Concat("load ready ", path)).status, GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(worker.Do("signal open none r -1").status, GPUSHM_NOT_FOUND);
 }
 
@@ -253,14 +253,14 @@ TEST_F(SignalTest, WhileAStreamWaitsContentIsLoaded) {
   ASSERT_EQ(waiter.Do(Concat("create weights ", kMiBText)).status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
   for (int i = 0; i < 5; ++i) {
-    ASSERT_EQ(waiter.Do(Concat("load weights ", path, " here")).status, GPUSHM_OK);
-    ASSERT_EQ(waiter.Do(Concat("save weights ", path, ".copy here")).status, GPUSHM_OK);
+    ASSERT_EQ(waiter.Do(Concat("load weights ", path)).status, GPUSHM_OK);
+    ASSERT_EQ(waiter.Do(Concat("save weights ", path, ".copy")).status, GPUSHM_OK);
   }
   EXPECT_EQ(waiter.Do("signal sync 0 0").status, GPUSHM_TIMEOUT)
       << "the stream must still wait here, or the test proves nothing";
   ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
-  EXPECT_EQ(waiter.Do(Concat("load weights ", path, " here")).status, GPUSHM_OK);
+  EXPECT_EQ(waiter.Do(Concat("load weights ", path)).status, GPUSHM_OK);
 }
 
 // The driver must forget a page before its address is reused for something else.

@@ -125,15 +125,10 @@ class Application {
     }
     if (verb == "load" || verb == "save") {
       std::string path;
-      std::string way;
-      in >> path >> way;
-      auto options = Sized<gpushm_transfer_options>();
-      options.method = way == "broker" ? GPUSHM_TRANSFER_BROKER
-                       : way == "auto" ? GPUSHM_TRANSFER_AUTO
-                                       : GPUSHM_TRANSFER_HERE;
+      in >> path;
       auto result = Sized<gpushm_transfer_result>();
       const auto move = verb == "load" ? gpushm_load : gpushm_save;
-      const int status = move(client_, name.c_str(), path.c_str(), &options, &result);
+      const int status = move(client_, name.c_str(), path.c_str(), nullptr, &result);
       return {status, static_cast<int64_t>(result.bytes)};
     }
     return Make(verb, name, in);

@@ -2,13 +2,11 @@
 // uses them is, too.
 //   Worker    has no threads: when a task runs is the seed's choice, at a wait of its process
 //   Log       goes to the trace, and tells the world
-//   Children  start nothing: loads through the broker are not part of the simulation
 #include <memory>
 #include <utility>
 
 #include "platform/daemon/log.h"
 #include "platform/daemon/worker.h"
-#include "sidecar/broker/child.h"
 #include "tests/simulation/world.h"
 
 namespace gpushm {
@@ -60,30 +58,4 @@ void Log(LogLevel, std::string_view event, std::initializer_list<Field> fields) 
   world->Log(event, text);
 }
 
-// ---- Children
-
-namespace broker {
-
-struct Child::Process {};
-
-Child::~Child() = default;
-void Child::SetEvents(Events) {}
-pid_t Child::pid() const { return -1; }
-void Child::Kill() {}
-Result<void> Child::Send(const std::string&, std::span<const int>) const {
-  return Fail(Code::kUnsupported, "the simulation has no children");
-}
-std::shared_ptr<const bool> Child::ended() const { return std::make_shared<bool>(true); }
-
-Result<std::unique_ptr<Children>> Children::Create(EventLoop* loop, const std::string&,
-                                                   SpawnerEnded on_spawner_ended) {
-  return std::unique_ptr<Children>(new Children(loop, UniqueFd(), -1, std::move(on_spawner_ended)));
-}
-Children::~Children() = default;
-Result<std::unique_ptr<Child>> Children::Start(const std::vector<std::string>&, Child::Events) {
-  return Fail(Code::kUnsupported, "the simulation has no children");
-}
-void Children::EndAll(int64_t) {}
-
-}  // namespace broker
 }  // namespace gpushm

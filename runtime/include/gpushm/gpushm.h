@@ -611,13 +611,6 @@ GPUSHM_API gpushm_status gpushm_delete(gpushm_client* client, const char* name,
  * with a stream. If it returns non-zero, the transfer stops with GPUSHM_BUSY. */
 typedef int (*gpushm_progress)(void* user, uint64_t done_bytes, uint64_t total_bytes);
 
-typedef enum gpushm_transfer_method {
-  /* HERE if this process sees the GPU and the buffer is not read-only, otherwise BROKER. */
-  GPUSHM_TRANSFER_AUTO = 0,
-  GPUSHM_TRANSFER_HERE = 1,  /* This process, with the primary context for that time. */
-  GPUSHM_TRANSFER_BROKER = 2 /* A short-lived child process of the broker. */
-} gpushm_transfer_method;
-
 /* How the bytes of the file are read or written. docs/guides/transfers.md says which method is fast
  * where. */
 typedef enum gpushm_file_method {
@@ -631,7 +624,7 @@ typedef enum gpushm_file_method {
   GPUSHM_FILE_AUTO_GDS = 5 /* Options only: as AUTO, with GDS for DIRECT if possible. */
 } gpushm_file_method;
 
-/* Why the library or the broker chose that method. */
+/* Why the library chose that method. */
 typedef enum gpushm_file_reason {
   GPUSHM_FILE_REASON_UNKNOWN = 0,      /* Not known. */
   GPUSHM_FILE_REASON_ASKED = 1,        /* The options requested it. */
@@ -662,8 +655,6 @@ typedef enum gpushm_format {
 
 typedef struct gpushm_transfer_options {
   size_t struct_size;
-  uint32_t method;          /* gpushm_transfer_method */
-  uint32_t reserved;        /* 0. */
   uint64_t chunk_bytes;     /* Of pinned host memory. 0: 16 MiB, less for what is small. */
   gpushm_progress progress; /* May be NULL. */
   void* user;
@@ -690,8 +681,6 @@ typedef struct gpushm_transfer_options {
 
 typedef struct gpushm_transfer_result {
   size_t struct_size;
-  uint32_t method; /* gpushm_transfer_method: the one that was used. */
-  uint32_t reserved;
   uint64_t bytes;
   int64_t elapsed_ns;   /* Of the whole call. */
   uint32_t file_method; /* gpushm_file_method: CACHED, DIRECT, STREAM or GDS. */
@@ -707,8 +696,10 @@ typedef struct gpushm_transfer_result {
 /* Fills a buffer from a file: its whole content from offset 0; a file larger than the buffer is
  * INVALID_ARGUMENT, a smaller one leaves the rest as it is. A stream is read to its end; one that
  * is longer is INVALID_ARGUMENT too, when the buffer is full. The buffer is LOADING meanwhile,
- * READY afterwards, FAILED if it ends otherwise. Needs write access. `path` NULL:
- * options->descriptor. `result` may be NULL. */
+ * READY afterwards, FAILED if it ends otherwise. Needs write access. This process moves the bytes,
+ * with the primary context of the buffer's GPU for that time; a process that does not see that GPU
+ * gets UNSUPPORTED, from gpushm_save too. `path` NULL: options->descriptor. `result` may be NULL.
+ */
 GPUSHM_API gpushm_status gpushm_load(gpushm_client* client, const char* name, const char* path,
                                      const gpushm_transfer_options* options,
                                      gpushm_transfer_result* result);
@@ -738,19 +729,17 @@ GPUSHM_API gpushm_status gpushm_save(gpushm_client* client, const char* name, co
  * A published generation is filled as by gpushm_load: it is LOADING meanwhile, and FAILED if the
  * load fails. The load begins by removing the generation's description.
  *
- * This process moves the bytes, because the broker moves those of a name. No other thread may
- * detach or advance the attachment during the call. `options` and `result` are as for gpushm_load;
- * no time is spent on waiting for a buffer.
- * Errors: INVALID_ARGUMENT (also: the content does not fit), NOT_FOUND (no such file), DENIED
- * (attached for reading), UNSUPPORTED (GPUSHM_TRANSFER_BROKER; transport cuipc), BUSY (another
- * load of it is running, or `progress` stopped it), CORRUPT, STALE (published, and replaced since),
- * ORPHANED, EXHAUSTED, TIMEOUT, DRIVER, SYSTEM, UNAVAILABLE. */
+ * No other thread may detach or advance the attachment during the call. `options` and `result` are
+ * as for gpushm_load; no time is spent on waiting for a buffer. Errors: INVALID_ARGUMENT (also: the
+ * content does not fit), NOT_FOUND (no such file), DENIED (attached for reading), UNSUPPORTED
+ * (transport cuipc), BUSY (another load of it is running, or `progress` stopped it), CORRUPT, STALE
+ * (published, and replaced since), ORPHANED, EXHAUSTED, TIMEOUT, DRIVER, SYSTEM, UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_attachment_load(gpushm_attachment* attachment, const char* path,
                                                 const gpushm_transfer_options* options,
                                                 gpushm_transfer_result* result);
 
 /* Writes the content of the attached generation to a file, as gpushm_save does for a name. The
- * generation may be unpublished, or an older one. This process moves the bytes.
+ * generation may be unpublished, or an older one.
  * Errors: as gpushm_attachment_load, but reading suffices; LOADING or SYSTEM (its content is being
  * loaded, or failed to load), NOT_FOUND (GPUSHM_FORMAT_TENSORS, and it has no tensors), ORPHANED
  * (with the broker its description is gone: use GPUSHM_FORMAT_RAW). */

@@ -145,7 +145,6 @@ struct OfferOptions {
 };
 
 struct TransferOptions {
-  gpushm_transfer_method method = GPUSHM_TRANSFER_AUTO;
   uint64_t chunk_bytes = 0;
   gpushm_file_method file_method = GPUSHM_FILE_AUTO;
   uint32_t chunks = 0;
@@ -179,7 +178,6 @@ inline gpushm_description_options Raw(const DescriptionOptions& options) {
 template <typename Call>
 Result<TransferResult> Transfer(const TransferOptions& options, int descriptor, Call call) {
   auto raw = Sized<gpushm_transfer_options>();
-  raw.method = options.method;
   raw.chunk_bytes = options.chunk_bytes;
   raw.file_method = options.file_method;
   raw.chunks = options.chunks;

@@ -278,14 +278,13 @@ int ReportProgress(void* user, uint64_t done_bytes, uint64_t total_bytes) {
 
 // `call(path, options, result)`: without the GIL.
 template <typename Call>
-gpushm_transfer_result Transfer(const nb::object& file, const std::string& format,
-                                const std::string& method, uint32_t threads, bool whole,
-                                const nb::object& progress, Timeout timeout, Call&& call) {
+gpushm_transfer_result Transfer(const nb::object& file, const std::string& format, uint32_t threads,
+                                bool whole, const nb::object& progress, Timeout timeout,
+                                Call&& call) {
   Collect();
   auto options = Sized<gpushm_transfer_options>();
   auto result = Sized<gpushm_transfer_result>();
   Progress state{progress};
-  options.method = Choice("method", method, {"auto", "here", "broker"});
   options.format = Choice("format", format, {"auto", "raw", "tensors"});
   options.threads = threads;
   options.whole = whole ? 1 : 0;
@@ -303,11 +302,10 @@ gpushm_transfer_result Transfer(const nb::object& file, const std::string& forma
 
 gpushm_transfer_result TransferNamed(decltype(&::gpushm_load) call, const Client& client,
                                      const std::string& name, const nb::object& file,
-                                     const std::string& format, const std::string& method,
-                                     uint32_t threads, bool whole, const nb::object& progress,
-                                     Timeout timeout) {
+                                     const std::string& format, uint32_t threads, bool whole,
+                                     const nb::object& progress, Timeout timeout) {
   const std::shared_ptr<Session> session = client.session();
-  return Transfer(file, format, method, threads, whole, progress, timeout,
+  return Transfer(file, format, threads, whole, progress, timeout,
                   [&](const char* path, const gpushm_transfer_options* options,
                       gpushm_transfer_result* result) {
                     return call(session->get(), name.c_str(), path, options, result);
@@ -321,7 +319,7 @@ gpushm_transfer_result TransferAttached(decltype(&::gpushm_attachment_load) call
   const std::shared_ptr<Mapping> mapping = buffer.mapping();
   gpushm_attachment* const attachment = buffer.get();
   return Transfer(
-      file, format, "auto", threads, whole, progress, timeout,
+      file, format, threads, whole, progress, timeout,
       [&](const char* path, const gpushm_transfer_options* options,
           gpushm_transfer_result* result) { return call(attachment, path, options, result); });
 }
@@ -444,13 +442,7 @@ void BindInfos(nb::module_& module) {
       .def_prop_ro(
           "seconds",
           [](const gpushm_transfer_result& r) { return 1e-9 * static_cast<double>(r.elapsed_ns); },
-          "Time of the whole call.")
-      .def_prop_ro(
-          "method",
-          [](const gpushm_transfer_result& r) {
-            return r.method == GPUSHM_TRANSFER_BROKER ? "broker" : "here";
-          },
-          "Who moved the bytes: \"here\" or \"broker\".");
+          "Time of the whole call.");
 }
 
 void BindBuffer(nb::module_& module) {
@@ -950,35 +942,32 @@ void BindClient(nb::module_& module) {
       .def(
           "load",
           [](const Client& c, const std::string& name, const nb::object& file,
-             const std::string& format, const std::string& method, uint32_t threads,
-             const nb::object& progress, Timeout timeout) {
-            return TransferNamed(Api().load_, c, name, file, format, method, threads, false,
-                                 progress, timeout);
+             const std::string& format, uint32_t threads, const nb::object& progress,
+             Timeout timeout) {
+            return TransferNamed(Api().load_, c, name, file, format, threads, false, progress,
+                                 timeout);
           },
-          "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "method"_a = "auto",
-          "threads"_a = 0, "progress"_a = nb::none(), "timeout"_a = 600.0,
+          "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "threads"_a = 0,
+          "progress"_a = nb::none(), "timeout"_a = 600.0,
           nb::sig(
               "def load(self, name: str, file: str | os.PathLike[str] | int, *, format: str = 'auto', "
-              "method: str = 'auto', threads: int = 0, progress: collections.abc.Callable[[int, int], object] | "
+              "threads: int = 0, progress: collections.abc.Callable[[int, int], object] | "
               "None = None, timeout: float | None = 600.0) -> TransferResult"),
           "Fills a buffer from a path, or from a descriptor.\n\n"
-          "`format`: \"raw\", \"tensors\" (safetensors), or \"auto\" by the name. `method`: who "
-          "reads: \"here\", \"broker\" or \"auto\". `threads`: readers in addition to this one; 0: "
-          "as many as processors help. `progress(done, total)` is called with bytes.\n\n"
+          "`format`: \"raw\", \"tensors\" (safetensors), or \"auto\" by the name. `threads`: "
+          "readers in addition to this one; 0: as many as processors help. `progress(done, total)` is called with bytes.\n\n"
           "Raises NotFound, InvalidArgument, Corrupt, Denied, Busy, Timeout.")
       .def(
           "save",
           [](const Client& c, const std::string& name, const nb::object& file,
-             const std::string& format, const std::string& method, bool whole,
-             const nb::object& progress, Timeout timeout) {
-            return TransferNamed(Api().save_, c, name, file, format, method, 0, whole, progress,
-                                 timeout);
+             const std::string& format, bool whole, const nb::object& progress, Timeout timeout) {
+            return TransferNamed(Api().save_, c, name, file, format, 0, whole, progress, timeout);
           },
-          "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "method"_a = "auto",
-          "whole"_a = false, "progress"_a = nb::none(), "timeout"_a = 600.0,
+          "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "whole"_a = false,
+          "progress"_a = nb::none(), "timeout"_a = 600.0,
           nb::sig(
               "def save(self, name: str, file: str | os.PathLike[str] | int, *, format: str = 'auto', "
-              "method: str = 'auto', whole: bool = False, progress: collections.abc.Callable[[int, int], object] "
+              "whole: bool = False, progress: collections.abc.Callable[[int, int], object] "
               "| None = None, timeout: float | None = 600.0) -> TransferResult"),
           "Writes a buffer's content to a path, which is replaced as a whole, or to a descriptor. "
           "`whole`: all of the buffer.");

@@ -83,37 +83,6 @@ Result<protocol::OfferReply> RawClient::Offer(const std::string& name, int fd) {
   return Call<protocol::OfferReply>(Kind::kOffer, body, {&fd, 1});
 }
 
-Result<protocol::TransferReply> RawClient::Transfer(const std::string& name, uint32_t direction,
-                                                    int fd) {
-  if (auto announced = Announce(); !announced) return std::unexpected(announced.error());
-  return Call<protocol::TransferReply>(
-      Kind::kTransfer,
-      protocol::TransferRequest{.name = protocol::ToNameField(name),
-                                .direction = direction,
-                                .file_way = 0,
-                                .chunk_bytes = 64 << 10},
-      {&fd, 1});
-}
-
-Result<void> RawClient::FinishTransfer(uint64_t transfer_id) {
-  const Deadline deadline = Deadline::AfterMs(kSoonMs);
-  for (;;) {
-    const auto state = Call<protocol::TransferStatusReply>(
-        Kind::kTransferStatus, protocol::TransferStatusRequest{transfer_id, 0, 0});
-    if (!state) return std::unexpected(state.error());
-    if (state->finished == 1) return {};
-    if (deadline.Passed()) return Fail(Code::kTimeout, "the transfer does not end");
-    poll(nullptr, 0, 2);
-  }
-}
-
-Result<void> RawClient::CancelTransfer(uint64_t transfer_id) {
-  const auto state = Call<protocol::TransferStatusReply>(
-      Kind::kTransferStatus, protocol::TransferStatusRequest{transfer_id, 1, 0});
-  if (!state) return std::unexpected(state.error());
-  return {};
-}
-
 bool RawClient::IsDisconnected(int64_t wait_ms) {
   const Deadline deadline = Deadline::AfterMs(wait_ms);
   protocol::Message message;

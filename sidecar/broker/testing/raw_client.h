@@ -71,12 +71,6 @@ class RawClient {
   Result<protocol::EmptyReply> Announce();
   // Announces a descriptor, then offers `fd` as VMM memory.
   Result<protocol::OfferReply> Offer(const std::string& name, int fd);
-  // Announces a descriptor, then requests a load (1) or save (2).
-  Result<protocol::TransferReply> Transfer(const std::string& name, uint32_t direction, int fd);
-  // Waits until it has ended and returns its Status.
-  Result<void> FinishTransfer(uint64_t transfer_id);
-  Result<void> CancelTransfer(uint64_t transfer_id);
-
   // Whether the broker closes the connection before the deadline. Reads all replies until then.
   bool IsDisconnected(int64_t wait_ms = kSoonMs);
 
