@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstdio>
 #include <set>
 
 #include "contract/annotations/entries.h"
@@ -278,15 +279,6 @@ void EntryReader::PlaceInto(PodSpec& pod, const std::set<std::string_view>& take
   if (!buffer_) return;
   const std::string& name = buffer_->name;
   const bool known = pod.gpus != kGpusUnknown;
-  const size_t longest = name.size() + (each_ && known ? NameOnGpu("", pod.gpus - 1).size() : 0);
-  if (!buffer_->file.empty() && longest > kNameBytesWithLoader) {
-    return Fail(
-        *Value("file"), "file",
-        Concat("the name of the container that loads it, ", Quote(LoaderOf(name)),
-               each_ ? " with the number of a GPU," : ",", " would have ",
-               kLoaderPrefix.size() + longest, " characters; must have at most ",
-               limits::kNameBytes, ", so the buffer's name at most ", kNameBytesWithLoader));
-  }
   if (!each_) {
     if (known && buffer_->gpu >= pod.gpus) {
       Fail(*Value("gpu"), "gpu",
@@ -623,7 +615,16 @@ bool SignalSpec::MayAttach(std::string_view container) const {
   return containers.empty() || std::ranges::binary_search(containers, container);
 }
 
-std::string LoaderOf(std::string_view buffer) { return Concat(kLoaderPrefix, buffer); }
+std::string LoaderOf(std::string_view buffer) {
+  constexpr size_t kRest = limits::kNameBytes - kLoaderPrefix.size();
+  constexpr size_t kHashBytes = 17;
+  if (buffer.size() <= kRest) return Concat(kLoaderPrefix, buffer);
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a: broker and injector may be of different builds.
+  for (const char c : buffer) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+  char text[kHashBytes + 1];
+  std::snprintf(text, sizeof text, "-%016llx", static_cast<unsigned long long>(hash));
+  return Concat(kLoaderPrefix, buffer.substr(0, kRest - kHashBytes), text);
+}
 
 std::string_view BufferSpec::FileVolume() const {
   return std::string_view(file).substr(0, file.empty() ? 0 : file.find('/'));

@@ -74,11 +74,10 @@ struct BufferSpec {
   friend bool operator==(const BufferSpec&, const BufferSpec&) = default;
 };
 
-// The container that loads the `file:` of that buffer, and the longest name whose loader's is one
-// that Kubernetes accepts.
-std::string LoaderOf(std::string_view buffer);
+// The container that loads the `file:` of that buffer: gpushm-load-NAME. Kubernetes allows 63
+// characters, so the end of a name above 51 becomes a hash of the name.
 inline constexpr std::string_view kLoaderPrefix = "gpushm-load-";
-inline constexpr size_t kNameBytesWithLoader = limits::kNameBytes - kLoaderPrefix.size();
+std::string LoaderOf(std::string_view buffer);
 
 // A signal, which one process at a time writes.
 struct SignalSpec {

@@ -125,6 +125,17 @@ TEST(AnnotationsTest, ReadsSignals) {
   EXPECT_EQ(PoolBytes(*pod), kGiB) << "they take no GPU memory";
 }
 
+// Goal: the loader of every buffer has a name that Kubernetes accepts, and no two have the same.
+TEST(AnnotationsTest, EachBufferHasALoaderOfItsOwn) {
+  EXPECT_EQ(LoaderOf("weights"), "gpushm-load-weights");
+  const std::string longest(limits::kNameBytes - 12, 'a');
+  EXPECT_EQ(LoaderOf(longest), "gpushm-load-" + longest);
+  const std::string longer = LoaderOf(longest + "a");
+  EXPECT_EQ(longer, "gpushm-load-" + std::string(34, 'a') + "-14592e3970b2f9c9");
+  EXPECT_EQ(longer.size(), limits::kNameBytes);
+  EXPECT_NE(LoaderOf(longest + "b"), longer);
+}
+
 TEST(AnnotationsTest, BuffersOnSeveralGpus) {
   const auto pod = ParseAnnotations(
       {{"gpushm.io/gpus", "3"},
@@ -297,12 +308,13 @@ TEST(AnnotationsTest, NamesAtTheirLimits) {
 
 TEST(SizingTest, SumsAsTheDesignSays) {
   const auto pod = ParseAnnotations({{"buffers.gpushm.io/a", "{size: 3Mi, generations: 3}"},
-                                     {"buffers.gpushm.io/b", "{size: 1, loads: true}"},
+                                     {"buffers.gpushm.io/b", "{size: 1, file: m/b}"},
+                                     {"buffers.gpushm.io/c", "{size: 1, loads: true}"},
                                      {"gpushm.io/pool-extra", "5Mi"},
                                      {"private.gpushm.io/sink", "1Mi"}},
                                     kPod);
   ASSERT_TRUE(pod) << pod.error().ToString();
-  EXPECT_EQ(PoolBytes(*pod), (3 * 4 + 2 + 6) * kMiB);
+  EXPECT_EQ(PoolBytes(*pod), (3 * 4 + 2 + 2 + 6) * kMiB);
   EXPECT_EQ(NodeBytes(*pod), PoolBytes(*pod) + 2 * kGiB + 2 * kMiB + kLoaderBytes);
   EXPECT_EQ(Units(0, kGiB), 0U);
   EXPECT_EQ(Units(1, kGiB), 1U);
@@ -315,7 +327,7 @@ TEST(SizingTest, SumsAsTheDesignSays) {
 TEST(SizingTest, EachGpuReservesWhatTheFullestNeeds) {
   const auto pod = ParseAnnotations({{"gpushm.io/gpus", "3"},
                                      {"buffers.gpushm.io/a", "{size: 2Gi, gpu: each}"},
-                                     {"buffers.gpushm.io/b", "{size: 1Gi, gpu: 1, loads: true}"},
+                                     {"buffers.gpushm.io/b", "{size: 1Gi, gpu: 1, file: m/b}"},
                                      {"buffers.gpushm.io/c", "1Mi"},
                                      {"gpushm.io/pool-extra", "3Gi"},
                                      {"private.gpushm.io/sink", "0"}},
@@ -326,6 +338,14 @@ TEST(SizingTest, EachGpuReservesWhatTheFullestNeeds) {
   EXPECT_EQ(PoolBytes(*pod, 2), 5 * kGiB);
   EXPECT_EQ(FullestGpu(*pod), 1U);
   EXPECT_EQ(GpuBytes(*pod), (6 + 2) * kGiB + kLoaderBytes);
+  // Each file has a loader of its own, whose context is on the buffer's GPU. It comes from what
+  // the pod reserves beside its pool, which is the same on each GPU.
+  const auto files = ParseAnnotations({{"gpushm.io/gpus", "2"},
+                                       {"buffers.gpushm.io/a", "{size: 1Gi, file: m/a}"},
+                                       {"buffers.gpushm.io/b", "{size: 1Gi, file: m/b}"},
+                                       {"buffers.gpushm.io/c", "{size: 3Gi, gpu: 1}"}});
+  ASSERT_TRUE(files) << files.error().ToString();
+  EXPECT_EQ(GpuBytes(*files), 3 * kGiB + 2 * kLoaderBytes);
   EXPECT_EQ(NodeBytes(*pod), 3 * GpuBytes(*pod));
   EXPECT_EQ(ContainerBytes(*pod, "model", 1), 7 * kGiB);
   EXPECT_EQ(ContainerBytes(*pod, "sink", 2), 5 * kGiB);

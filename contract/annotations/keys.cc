@@ -90,7 +90,7 @@ constexpr std::array<KeyInfo, 19> kAnnotationKeys = {{
      "With \"false\" the webhook ignores this pod, whatever its other annotations say.",
      "\"false\"", R"("enum": ["true", "false"])", kExperimental},
     {kSidecarCpuKey, "", "CPU quantity", "the chart's value",
-     "The sidecar's CPU request and limit. With a small value, starts and loads take long.", "100m",
+     "The sidecar's CPU request and limit. With a small value, starts take long.", "100m",
      R"("type": "string",
       "pattern": "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
       "allOf": [{"pattern": "^[+]?[0-9.]*[1-9]"}])",

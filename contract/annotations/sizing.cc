@@ -46,13 +46,20 @@ uint32_t FullestGpu(const PodSpec& pod, uint64_t granularity) {
 }
 
 uint64_t GpuBytes(const PodSpec& pod, uint64_t granularity) {
-  uint64_t sum = PoolBytes(pod, FullestGpu(pod, granularity), granularity);
+  uint64_t loaders = 0;
+  for (uint32_t gpu = 0; gpu < pod.gpus; ++gpu) {
+    const auto is_loaded = [gpu](const BufferSpec& buffer) {
+      return buffer.gpu == gpu && !buffer.file.empty();
+    };
+    loaders = std::max(loaders,
+                       static_cast<uint64_t>(std::ranges::count_if(pod.buffers, is_loaded)));
+  }
+  uint64_t sum = Add(PoolBytes(pod, FullestGpu(pod, granularity), granularity),
+                     Times(loaders, kLoaderBytes));
   for (const auto& [container, bytes] : pod.private_bytes) {
     sum = Add(sum, RoundUp(bytes, granularity));
   }
-  if (pod.mps.wanted.value_or(false)) sum = Add(sum, kMpsBytes);
-  const bool loads = std::ranges::any_of(pod.buffers, &BufferSpec::StartsLoading);
-  return loads ? Add(sum, kLoaderBytes) : sum;
+  return pod.mps.wanted.value_or(false) ? Add(sum, kMpsBytes) : sum;
 }
 
 uint64_t NodeBytes(const PodSpec& pod, uint64_t granularity) {

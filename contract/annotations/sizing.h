@@ -17,7 +17,7 @@ namespace gpushm::config {
 
 // The result of cuMemGetAllocationGranularity on every GPU seen so far; the driver rounds up to it.
 inline constexpr uint64_t kGranularityBytes = uint64_t{2} << 20;
-// A process that loads needs a context (about 523 MiB on an H200) and staging buffers.
+// The loader of a file has a context while it loads (about 523 MiB on an H200).
 inline constexpr uint64_t kLoaderBytes = uint64_t{1} << 30;
 
 // The server of MPS took 66 MiB on an H100 (driver 580.159.04).
@@ -34,7 +34,7 @@ uint64_t PoolBytes(const PodSpec& pod, uint32_t gpu = 0, uint64_t granularity = 
 uint32_t FullestGpu(const PodSpec& pod, uint64_t granularity = kGranularityBytes);
 
 // What the pod takes of each of its GPUs: the largest pool, the private bytes of the containers,
-// kLoaderBytes if something is loaded, and kMpsBytes with MPS.
+// kLoaderBytes for each file of the GPU that has most of them, and kMpsBytes with MPS.
 uint64_t GpuBytes(const PodSpec& pod, uint64_t granularity = kGranularityBytes);
 
 // What the pod takes of its node: GpuBytes of each GPU.

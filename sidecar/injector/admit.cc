@@ -147,6 +147,73 @@ void PutMps(const Plan& plan, const Settings& settings, Patch* patch) {
   patch->Insert(Pointer("/spec/initContainers"), index, std::move(container));
 }
 
+// The number of init containers behind which the loaders start: those that may serve a volume, such
+// as gcsfuse's, which mounts nothing that names it. Containers that attach serve none, and may wait
+// for what the loaders load.
+size_t PlaceOfLoaders(const PodView& pod, const Plan& plan) {
+  size_t place = 0;
+  size_t index = 0;
+  for (const Container& container : pod.containers()) {
+    if (container.kind == Kind::kApplication || IsLoader(container.name)) continue;
+    ++index;
+    const bool attaches = std::ranges::count(plan.done.containers, container.name) > 0;
+    const bool serves = container.kind == Kind::kNativeSidecar && !attaches;
+    if (serves || IsOurContainer(container.name)) place = index;
+  }
+  return place;
+}
+
+// The uid of a container; empty if the platform assigns it.
+std::optional<int64_t> OwnUid(const Container& container) {
+  const Json* const uid = Find(*container.json, Pointer("/securityContext/runAsUser"));
+  if (uid == nullptr || !uid->is_number_integer()) return std::nullopt;
+  return uid->get<int64_t>();
+}
+
+// After PutSidecar and PutMps. Other webhooks may have put containers before or behind the loaders
+// since the last call, so their place is found again each time.
+void PutLoaders(const Plan& plan, const Settings& settings, Patch* patch) {
+  if (plan.UsesOthers()) return;
+  const Result<PodView> now = PodView::Of(patch->document());
+  if (!now) return;
+  const Container* const sidecar = now->Find(kSidecarName);
+  if (sidecar == nullptr) return;
+  const auto is_loader = [](const Container& container) { return IsLoader(container.name); };
+  const Pointer list("/spec/initContainers");
+  size_t index = PlaceOfLoaders(*now, plan);
+  const auto loader_of = [&](const std::string& buffer) {
+    return LoaderContainer(*now, plan, *plan.spec.Find(buffer), settings, OwnUid(*sidecar));
+  };
+  if (std::ranges::none_of(now->containers(), is_loader)) {
+    std::vector<Json> loaders;
+    for (const std::string& buffer : plan.loaded) loaders.push_back(loader_of(buffer));
+    for (Json& loader : loaders) patch->Insert(list, index++, std::move(loader));
+    return;
+  }
+  const Json& there = Items(now->json(), list);
+  Json next = Json::array();
+  for (const Json& container : there) {
+    if (!container.is_object() || !IsLoader(container.value("name", ""))) next.push_back(container);
+  }
+  auto place = next.begin() + static_cast<ptrdiff_t>(index);
+  for (const std::string& buffer : plan.loaded) {
+    const Container* const former = now->Find(config::LoaderOf(buffer));
+    Json loader;
+    if (former != nullptr && !plan.redo) {
+      Patch kept(*former->json);
+      Container alone = *former;
+      alone.at = Pointer();
+      kept.Set(Pointer("/restartPolicy"), "Always");
+      PutRequest(alone, RequestOf(plan, Asker::kApplication), {"limits"}, &kept);
+      loader = kept.document();
+    } else {
+      loader = loader_of(buffer);
+    }
+    place = std::next(next.insert(place, std::move(loader)));
+  }
+  if (next != there) patch->Set(list, std::move(next));
+}
+
 // Called before PutSidecar, because adding the sidecar moves the places of the init containers.
 void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
   for (const std::string& name : plan.done.containers) {
@@ -174,12 +241,6 @@ void PutMounts(const PodView& pod, const Plan& plan, Patch* patch) {
       variables.push_back({{"name", variable}, {"value", value}});
     }
     PutEntries(container->at / "env", variables, patch);
-  }
-  for (const std::string& name : plan.done.init_containers) {
-    const Container* const container = pod.Find(name);
-    if (container == nullptr) continue;
-    Mount(*container, SocketMount(name), patch);
-    Mount(*container, ToolMount(), patch);
   }
 }
 
@@ -237,6 +298,36 @@ std::string BrokenMps(const PodView& pod, const Plan& plan) {
   return missing.empty() ? missing : Concat("its container gpushm-mps ", missing);
 }
 
+std::string BrokenLoaders(const PodView& pod, const Plan& plan) {
+  for (const std::string& buffer : plan.loaded) {
+    const std::string name = config::LoaderOf(buffer);
+    const Container* const loader = pod.Find(name);
+    if (loader == nullptr || loader->kind != Kind::kNativeSidecar) {
+      return Concat("another webhook removed the container ", name,
+                    ", which loads a file, or changed its restartPolicy");
+    }
+    if (const auto missing = MissingOf(*loader, RequestOf(plan, Asker::kApplication));
+        !missing.empty()) {
+      return Concat("container ", name, " ", missing);
+    }
+    const std::string volume(plan.spec.Find(buffer)->FileVolume());
+    if (!loader->Mounts(SocketMount(name)) ||
+        std::ranges::count(loader->Mounts(), volume, &Container::Mount::volume) == 0) {
+      return Concat("container ", name, " must mount the volumes gpushm and ", volume,
+                    ", but another webhook removed a mount");
+    }
+  }
+  for (const Container& container : pod.containers()) {
+    const auto is_it = [&](const auto& buffer) {
+      return config::LoaderOf(buffer) == container.name;
+    };
+    if (IsLoader(container.name) && std::ranges::none_of(plan.loaded, is_it)) {
+      return Concat("container ", container.name, " loads the file of no buffer");
+    }
+  }
+  return {};
+}
+
 // Why a pod that Mutate has patched cannot run in its current form; empty if it can.
 std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
   if (plan.UsesClaim() &&
@@ -246,6 +337,7 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
   }
   if (auto why = BrokenSidecar(pod, plan); !why.empty()) return why;
   if (auto why = BrokenMps(pod, plan); !why.empty()) return why;
+  if (auto why = BrokenLoaders(pod, plan); !why.empty()) return why;
   for (const std::string& name : plan.done.containers) {
     const Container* const container = pod.Find(name);
     if (container == nullptr) continue;
@@ -255,16 +347,12 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
   if (plan.UsesOthers()) {
     return plan.stale ? "it was prepared for other annotations: another webhook changed them" : "";
   }
-  for (const auto* const names : {&plan.done.containers, &plan.done.init_containers}) {
-    for (const std::string& name : *names) {
-      const Container* const container = pod.Find(name);
-      if (container == nullptr) continue;
-      if (!container->Mounts(SocketMount(name))) {
-        return Concat(
-            "container ", name,
-            " must mount the volume gpushm at /run/gpushm, but another webhook removed the mount");
-      }
-    }
+  for (const std::string& name : plan.done.containers) {
+    const Container* const container = pod.Find(name);
+    if (container == nullptr || container->Mounts(SocketMount(name))) continue;
+    return Concat(
+        "container ", name,
+        " must mount the volume gpushm at /run/gpushm, but another webhook removed the mount");
   }
   return {};
 }
@@ -293,6 +381,7 @@ Verdict Admission::Mutate(const Json& pod, std::optional<config::Allocation> of_
   if (!(*plan)->UsesClaim()) PutAffinity(*view, **plan, settings_, &patch);
   PutSidecar(*view, **plan, settings_, random_, &patch);
   PutMps(**plan, settings_, &patch);
+  PutLoaders(**plan, settings_, &patch);
   patch.Set(Pointer("/metadata/annotations") / std::string(config::kStatusKey), (*plan)->Status());
   Verdict verdict = Admit(patch.operations().empty() ? "unchanged" : "injected");
   verdict.patch = std::move(patch).operations();

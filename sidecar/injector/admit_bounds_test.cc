@@ -57,15 +57,15 @@ struct Crowd {
 };
 
 std::vector<Crowd> Crowds() {
-  Json loaders = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, loads: true}"}});
-  loaders["spec"]["initContainers"] = Named("i", kMany);
+  Json many_init = PodWith({"model"}, {{"buffers.gpushm.io/w", "1Gi"}});
+  many_init["spec"]["initContainers"] = Named("i", kMany);
   Json both = PodWith(Names("c", 600), kWeights);
   both["spec"]["initContainers"] = Named("i", 600);
   Json volumes = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, file: v/w}"}});
   volumes["spec"]["volumes"] = Named("v", kMany);
   return {
       {"containers", PodWith(Names("c", kMany), kWeights), "60000 containers; at most 1024"},
-      {"init containers", loaders, "60001 containers; at most 1024"},
+      {"init containers", many_init, "60001 containers; at most 1024"},
       {"both kinds of containers", both, "1200 containers; at most 1024"},
       {"volumes", volumes, "60000 volumes; at most 1024"},
   };

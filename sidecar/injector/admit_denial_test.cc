@@ -63,7 +63,7 @@ std::vector<Denial> AnnotationDenials() {
       {"plain init container",
        {{"buffers.gpushm.io/w", "{size: 1Gi, containers: [fetch]}"}},
        [](Json& pod) { pod["spec"]["initContainers"] = {{{"name", "fetch"}}}; },
-       {"\"fetch\"", "ends before the pod runs", "loads: true"}},
+       {"\"fetch\"", "ends before the pod runs", "restartPolicy: Always"}},
   };
 }
 
@@ -211,11 +211,27 @@ TEST(Validate, DeniesWhatOthersMadeOfAPod) {
          auto& list = pod["spec"]["initContainers"];
          std::swap(list[0], list[1]);
        }},
-      {"container fetch must mount",
-       [](Json& pod) { pod["spec"]["initContainers"][1].erase("volumeMounts"); }},
+      {"initContainers[0] (decoder): was put before the sidecar",
+       [](Json& pod) {
+         auto& list = pod["spec"]["initContainers"];
+         std::swap(list[0], list[2]);
+       }},
+      {"container gpushm-load-w must mount the volumes gpushm and models",
+       [](Json& pod) { pod["spec"]["initContainers"][1]["volumeMounts"].erase(1); }},
+      {"removed the container gpushm-load-w, which loads a file",
+       [](Json& pod) { pod["spec"]["initContainers"].erase(1); }},
+      {"container gpushm-load-w must request 1 gpushm.io/attach",
+       [](Json& pod) { pod["spec"]["initContainers"][1]["resources"].erase("limits"); }},
+      {"container gpushm-load-other loads the file of no buffer",
+       [](Json& pod) {
+         pod["spec"]["initContainers"].push_back(pod["spec"]["initContainers"][1]);
+         pod["spec"]["initContainers"].back()["name"] = "gpushm-load-other";
+       }},
   };
-  Json before = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, loads: true}"}});
-  before["spec"]["initContainers"] = {{{"name", "fetch"}}};
+  Json before = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, file: models/w}"},
+                                    {"private.gpushm.io/decoder", "1Gi"}});
+  before["spec"]["initContainers"] = {{{"name", "decoder"}, {"restartPolicy", "Always"}}};
+  before["spec"]["volumes"] = {{{"name", "models"}, {"emptyDir", Json::object()}}};
   const Json whole = Injected(TestAdmission(), before);
   ASSERT_TRUE(TestAdmission().Validate(whole).allowed);
   for (const auto& [word, change] : changes) {

@@ -57,16 +57,6 @@ TEST(SeveralGpus, TheSidecarRequestsTheSameOfEachGpu) {
   EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
 }
 
-TEST(SeveralGpus, TheSidecarHasHostMemoryForALoadOnEachGpu) {
-  const auto memory = [](const std::string& buffer) {
-    Json pod = PodWith({"model"}, {{"gpushm.io/gpus", "2"}, {"buffers.gpushm.io/w", buffer}});
-    return ContainerOf(Injected(TestAdmission(), pod), "gpushm")["resources"]["limits"]["memory"];
-  };
-  EXPECT_EQ(memory("{size: 1Gi, gpu: each, loads: true}"), "1088Mi");
-  EXPECT_EQ(memory("{size: 1Gi, gpu: 1, loads: true}"), "576Mi");
-  EXPECT_EQ(memory("{size: 1Gi, gpu: each}"), "64Mi");
-}
-
 TEST(SeveralGpus, AloneAndWithNvlink) {
   const Json pod =
       Injected(TestAdmission(),

@@ -114,7 +114,7 @@ class Generator {
     for (size_t i = 1 + Below(4); i > 0; --i) {
       const std::string gpu = Chance(3) ? "each" : Concat(Below(gpus));
       annotations[Concat("buffers.gpushm.io/b", i)] =
-          Chance(3)   ? "{size: 3Mi, loads: true}"
+          Chance(3)   ? Concat("{size: 3Mi, gpu: ", gpu, ", file: models/m}")
           : Chance(2) ? Concat("{size: ", 1 + Below(4000), "Mi, gpu: ", gpu, "}")
                       : Concat(1 + Below(4000), "Mi");
     }
@@ -137,7 +137,12 @@ class Generator {
         }
       }
     }
-    if (Chance(2)) spec["volumes"] = Chance(4) ? Json(nullptr) : Json{{{"name", "v"}}};
+    const bool files = annotations.dump().contains("models/");
+    if (files) {
+      spec["volumes"] = Json{{{"name", "models"}}};
+    } else if (Chance(2)) {
+      spec["volumes"] = Chance(4) ? Json(nullptr) : Json{{{"name", "v"}}};
+    }
     if (Chance(3)) spec["hostNetwork"] = true;
     if (Chance(3)) spec["affinity"] = Affinity();
     if (Chance(2)) spec["tolerations"] = Chance(2) ? Json(nullptr) : Json{{{"key", "k"}}};
@@ -204,7 +209,7 @@ void ExpectOnlyAdditions(Json document, const Json& operations) {
       "/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution(/-)?|"
       "/spec/(volumes|imagePullSecrets|tolerations)(/-)?|"
       "/spec/securityContext(/supplementalGroups(/-)?)?|"
-      "/spec/initContainers(/0)?|"
+      "/spec/initContainers(/[0-9]+)?|"
       "/metadata/annotations/gpushm[.]io~1status");
   for (const Json& operation : operations) {
     const auto path = operation["path"].get<std::string>();
@@ -236,18 +241,20 @@ void ExpectTheSameOfEachGpu(const Json& pod) {
   ASSERT_TRUE(spec) << spec.error().ToString();
   const auto whole = [](uint64_t bytes) { return (bytes + (2 << 20) - 1) >> 21 << 21; };
   uint64_t fullest = 0;
+  uint64_t loaders = 0;
   for (uint32_t gpu = 0; gpu < spec->gpus; ++gpu) {
     uint64_t bytes = 0;
+    uint64_t files = 0;
     for (const config::BufferSpec& buffer : spec->buffers) {
-      if (buffer.gpu == gpu) bytes += whole(buffer.size_bytes);
+      if (buffer.gpu != gpu) continue;
+      bytes += whole(buffer.size_bytes);
+      files += buffer.file.empty() ? 0 : 1;
     }
     fullest = std::max(fullest, bytes);
+    loaders = std::max(loaders, files);
   }
-  uint64_t bytes = fullest + spec->pool_extra_bytes;
-  bool loads = false;
-  for (const config::BufferSpec& buffer : spec->buffers) loads |= buffer.loads;
+  uint64_t bytes = fullest + spec->pool_extra_bytes + loaders * kGiB;
   for (const auto& [container, own] : spec->private_bytes) bytes += own;
-  if (loads) bytes += kGiB;
   const Json sidecar = testing::ContainerOf(pod, "gpushm");
   for (const char* const list : {"limits", "requests"}) {
     const Json& resources = sidecar["resources"][list];

@@ -151,24 +151,6 @@ TEST(Mutate, AContainerThatComesLaterGetsNoGpuAlsoForOtherAnnotations) {
       << "it is named";
 }
 
-// Goal: Validate admits what Mutate patches. Method: a copy of a running pod, in which another
-// webhook had put its init container before the sidecar.
-TEST(Mutate, InitContainersBeforeTheSidecarDoNotLoad) {
-  const char* const key = "buffers.gpushm.io/w";
-  Json pod = PodWith({"model"}, {{key, "{size: 1Gi, loads: true}"}});
-  pod["spec"]["initContainers"] = {{{"name", "fetch"}}};
-  pod = Injected(TestAdmission(), pod);
-  auto& list = pod["spec"]["initContainers"];
-  list.insert(list.begin(), Json{{"name", "proxy-init"}});
-  pod["metadata"]["annotations"][key] = "{size: 2Gi, loads: true}";
-  pod = Injected(TestAdmission(), pod);
-  EXPECT_EQ(ContainerOf(pod, "proxy-init"), (Json{{"name", "proxy-init"}}));
-  EXPECT_TRUE(ContainerOf(pod, "fetch").contains("volumeMounts"));
-  EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["limits"]["gpushm.io/memory"], "4");
-  const Verdict verdict = TestAdmission().Validate(pod);
-  EXPECT_TRUE(verdict.allowed) << verdict.message;
-}
-
 // Goal: a pod that was copied from a running one, and is created again after an upgrade, does not
 // keep the old sidecar. While replicas of both versions answer, neither refuses what the other one
 // did.
@@ -250,29 +232,157 @@ TEST(Mutate, ASidecarOfThePodsOwnAttachesWhereItIsNamed) {
   EXPECT_EQ(TestAdmission().Mutate(named).outcome, "unchanged");
 }
 
-TEST(Mutate, AnInitContainerLoadsThroughTheBroker) {
-  Json pod = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, loads: true}"}});
-  pod["spec"]["initContainers"] = {{{"name", "fetch"}}};
-  const Json injected = Injected(TestAdmission(), pod);
-  const Json fetch = ContainerOf(injected, "fetch");
-  EXPECT_EQ(MountOf(fetch, "/run/gpushm")["subPath"], "fetch");
-  EXPECT_EQ(MountOf(fetch, "/usr/bin/gpushmctl")["subPath"], ".tools/gpushmctl");
-  EXPECT_FALSE(fetch.contains("resources")) << "a token would be admitted again";
-  const Json sidecar = ContainerOf(injected, "gpushm");
-  EXPECT_THAT(sidecar["args"].dump(),
-              AllOf(HasSubstr(R"("--loader","fetch")"), HasSubstr("--tools")));
-  EXPECT_EQ(sidecar["resources"]["limits"]["memory"], "576Mi");
-  EXPECT_EQ(TestAdmission().Mutate(injected).outcome, "unchanged");
+// ---- loaders
+
+Json PodWithFile(const std::string& file = "models/llama/") {
+  Json pod = PodWith({"model"}, {{"buffers.gpushm.io/weights",
+                                  Concat("{size: 8Gi, access: read-only, file: ", file, "}")}});
+  pod["spec"]["volumes"] = {{{"name", "models"}, {"emptyDir", Json::object()}}};
+  return pod;
 }
 
-TEST(Mutate, AFilesVolumeIsMountedIntoTheSidecarAlone) {
-  Json pod = PodWith({"model"}, {{"buffers.gpushm.io/w", "{size: 1Gi, file: models/w.bin}"}});
+std::vector<std::string> InitNames(const Json& pod) {
+  std::vector<std::string> names;
+  for (const Json& container : pod["spec"]["initContainers"]) names.push_back(container["name"]);
+  return names;
+}
+
+TEST(Loader, LoadsAFileInAContainerOfItsOwn) {
+  const Json pod = Injected(TestAdmission(), PodWithFile());
+  EXPECT_THAT(InitNames(pod), ElementsAre("gpushm", "gpushm-load-weights"));
+  const Json sidecar = ContainerOf(pod, "gpushm");
+  EXPECT_EQ(sidecar["volumeMounts"].size(), 1U) << "it mounts no volume of the pod";
+  EXPECT_EQ(sidecar["resources"]["limits"]["memory"], "64Mi");
+  // 8 GiB, and 1 GiB each for the container and the loader.
+  EXPECT_EQ(sidecar["resources"]["limits"]["gpushm.io/memory"], "10");
+  const Json loader = ContainerOf(pod, "gpushm-load-weights");
+  EXPECT_EQ(loader["image"], sidecar["image"]);
+  EXPECT_EQ(loader["restartPolicy"], "Always");
+  EXPECT_EQ(loader["command"], Json::parse(R"(["/usr/bin/gpushmctl", "load", "--stay",
+                                              "/run/gpushm-files/llama/", "weights"])"));
+  EXPECT_EQ(loader["securityContext"], sidecar["securityContext"]);
+  EXPECT_EQ(loader["resources"]["limits"],
+            (Json{{"gpushm.io/attach", "1"}, {"cpu", "2000m"}, {"memory", "640Mi"}}));
+  EXPECT_EQ(loader["resources"]["requests"]["memory"], "32Mi");
+  EXPECT_EQ(MountOf(loader, "/run/gpushm"), (Json{{"name", "gpushm"},
+                                                  {"mountPath", "/run/gpushm"},
+                                                  {"subPath", "gpushm-load-weights"},
+                                                  {"readOnly", true}}));
+  EXPECT_EQ(MountOf(loader, "/run/gpushm-files"), (Json{{"name", "models"},
+                                                        {"mountPath", "/run/gpushm-files"},
+                                                        {"readOnly", true},
+                                                        {"mountPropagation", "HostToContainer"}}));
+  for (const char* const probe : {"startupProbe", "readinessProbe", "livenessProbe", "lifecycle"}) {
+    EXPECT_FALSE(loader.contains(probe)) << "applications start meanwhile";
+  }
+  EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
+  EXPECT_TRUE(TestAdmission().Validate(pod).allowed);
+}
+
+// Goal: whatever may serve a volume is started before the loader, also if another webhook adds it
+// later. What waits for the buffer, or prepares the file and ends, need not be.
+TEST(Loader, StartsBehindWhatMayServeItsVolume) {
+  const auto container = [](const char* name, bool stays) {
+    Json made = {{"name", name}};
+    if (stays) made["restartPolicy"] = "Always";
+    return made;
+  };
+  Json pod = PodWithFile();
+  pod["metadata"]["annotations"]["private.gpushm.io/reader"] = "1Gi";
+  pod["spec"]["initContainers"] = {container("gke-gcsfuse-sidecar", true),
+                                   container("reader", true), container("fetch", false)};
+  pod = Injected(TestAdmission(), pod);
+  EXPECT_THAT(InitNames(pod), ElementsAre("gpushm", "gke-gcsfuse-sidecar", "gpushm-load-weights",
+                                          "reader", "fetch"));
+  auto& list = pod["spec"]["initContainers"];
+  list.push_back(container("juicefs", true));
+  pod = Injected(TestAdmission(), pod);
+  EXPECT_THAT(InitNames(pod), ElementsAre("gpushm", "gke-gcsfuse-sidecar", "reader", "fetch",
+                                          "juicefs", "gpushm-load-weights"));
+  EXPECT_EQ(TestAdmission().Mutate(pod).outcome, "unchanged");
+}
+
+TEST(Loader, OfEachGpuHasAContainer) {
+  Json pod =
+      PodWith({"model"},
+              {{"gpushm.io/gpus", "2"},
+               {"buffers.gpushm.io/w", "{size: 1Gi, gpu: each, file: 'models/{gpu}-$(X).bin'}"}});
   pod["spec"]["volumes"] = {{{"name", "models"}, {"emptyDir", Json::object()}}};
-  const Json injected = Injected(TestAdmission(), pod);
+  pod = Injected(TestAdmission(), pod);
+  EXPECT_THAT(InitNames(pod), ElementsAre("gpushm", "gpushm-load-w-0", "gpushm-load-w-1"));
+  const Json second = ContainerOf(pod, "gpushm-load-w-1");
+  EXPECT_EQ(second["command"][3], "/run/gpushm-files/1-$$(X).bin") << "nothing is expanded";
+  EXPECT_EQ(second["env"], Json::parse(R"([{"name": "CUDA_DEVICE_ORDER",
+                                            "value": "PCI_BUS_ID"}])"));
+  EXPECT_EQ(ContainerOf(pod, "gpushm")["resources"]["limits"]["gpushm.io/memory"], "6")
+      << "1 GiB each for the buffer, the container and the loader, on each GPU";
+}
+
+TEST(Loader, IsMadeAgainWithTheSidecar) {
+  Json pod = Injected(TestAdmission(), PodWithFile());
+  pod["metadata"]["annotations"]["buffers.gpushm.io/weights"] = "{size: 8Gi, file: models/other}";
+  pod["metadata"]["annotations"]["buffers.gpushm.io/more"] = "{size: 1Gi, file: models/more}";
+  pod = Injected(TestAdmission(), pod);
+  EXPECT_THAT(InitNames(pod), ElementsAre("gpushm", "gpushm-load-more", "gpushm-load-weights"));
+  EXPECT_EQ(ContainerOf(pod, "gpushm-load-weights")["command"][3], "/run/gpushm-files/other");
+  pod["metadata"]["annotations"]["buffers.gpushm.io/more"] = "1Gi";
+  pod["metadata"]["annotations"]["buffers.gpushm.io/weights"] = "8Gi";
+  pod = Injected(TestAdmission(), pod);
+  EXPECT_THAT(InitNames(pod), ElementsAre("gpushm"));
+}
+
+TEST(Loader, OfAGuaranteedPodRequestsItsLimits) {
+  Json pod = PodWithFile();
+  pod["spec"]["containers"][0]["resources"] = {{"limits", {{"cpu", "1"}, {"memory", "1Gi"}}}};
+  const Json resources =
+      ContainerOf(Injected(TestAdmission(), pod), "gpushm-load-weights")["resources"];
+  EXPECT_EQ(resources["requests"],
+            (Json{{"gpushm.io/attach", "1"}, {"cpu", "2000m"}, {"memory", "640Mi"}}));
+  pod["spec"]["resources"] = {{"limits", {{"cpu", "1"}, {"memory", "1Gi"}}}};
   EXPECT_EQ(
-      MountOf(ContainerOf(injected, "gpushm"), "/run/gpushm-files/models"),
-      (Json{{"name", "models"}, {"mountPath", "/run/gpushm-files/models"}, {"readOnly", true}}));
-  EXPECT_EQ(injected["spec"]["volumes"].size(), 2u);
+      ContainerOf(Injected(TestAdmission(), pod), "gpushm-load-weights")["resources"],
+      (Json{{"limits", {{"gpushm.io/attach", "1"}}}, {"requests", {{"gpushm.io/attach", "1"}}}}));
+}
+
+// Goal: a pod whose file nothing could load is denied, with the reason and what to write instead.
+TEST(Loader, AVolumeThatItCannotReadIsDenied) {
+  struct Volume {
+    Json source;
+    std::string why;
+    std::string example;
+  };
+  const Json block_template = {{"volumeClaimTemplate", {{"spec", {{"volumeMode", "Block"}}}}}};
+  for (const auto& [source, why, example] : std::vector<Volume>{
+           {{{"hostPath", {{"path", "/dev/sda"}, {"type", "BlockDevice"}}}},
+            "is a hostPath of the type BlockDevice",
+            "type: Directory"},
+           {{{"hostPath", {{"path", "/m/w.bin"}, {"type", "File"}}}},
+            "files are in folders",
+            "type: Directory"},
+           {{{"ephemeral", block_template}}, "is a block device", "volumeMode: Filesystem"},
+           {{{"secret", {{"secretName", "s"}, {"defaultMode", 256}}}},
+            "has the defaultMode 0400, with which only root reads its files",
+            "fsGroup"},
+           {{{"projected", {{"defaultMode", 416}}}}, "has the defaultMode 0640", "0444"}}) {
+    Json pod = PodWithFile();
+    pod["spec"]["volumes"][0] = source;
+    pod["spec"]["volumes"][0]["name"] = "models";
+    const Verdict verdict = TestAdmission().Mutate(pod);
+    EXPECT_FALSE(verdict.allowed) << source;
+    EXPECT_THAT(verdict.message,
+                AllOf(HasSubstr("the volume \"models\" "), HasSubstr(why), HasSubstr(example)));
+    if (!source.contains("secret") && !source.contains("projected")) continue;
+    pod["spec"]["securityContext"] = {{"fsGroup", 2000}};
+    EXPECT_TRUE(TestAdmission().Mutate(pod).allowed) << "its group reads them";
+  }
+  Json devices = PodWithFile();
+  devices["spec"]["volumes"][0] = {{"name", "models"},
+                                   {"persistentVolumeClaim", {{"claimName", "c"}}}};
+  EXPECT_TRUE(TestAdmission().Mutate(devices).allowed);
+  devices["spec"]["containers"][0]["volumeDevices"] = {
+      {{"name", "models"}, {"devicePath", "/dev/m"}}};
+  EXPECT_THAT(TestAdmission().Mutate(devices).message,
+              HasSubstr("is a block device (volumeDevices of container model)"));
 }
 
 TEST(Mutate, TheSidecarIsRestrictedAndHasItsOwnUser) {
@@ -353,14 +463,13 @@ TEST(Mutate, ThePodsWordOnTheSidecarsResourcesCounts) {
   EXPECT_EQ(resources["limits"]["memory"], "1Gi");
 }
 
-// Goal: a pod that loads fits even if a LimitRange allows a container less than the usual 2 CPUs.
+// Goal: a pod fits even if a LimitRange allows a container less than the usual limit.
 TEST(Mutate, TheSidecarsCpuCanBeLessThanUsual) {
-  const Json annotations = {{"buffers.gpushm.io/w", "{size: 1Gi, loads: true}"},
-                            {"sidecar.gpushm.io/cpu", "800m"}};
+  const Json annotations = {{"buffers.gpushm.io/w", "1Gi"}, {"sidecar.gpushm.io/cpu", "200m"}};
   const Json resources = ContainerOf(Injected(TestAdmission(), PodWith({"model"}, annotations)),
                                      "gpushm")["resources"];
-  EXPECT_EQ(resources["requests"]["cpu"], "800m");
-  EXPECT_EQ(resources["limits"]["cpu"], "800m");
+  EXPECT_EQ(resources["requests"]["cpu"], "200m");
+  EXPECT_EQ(resources["limits"]["cpu"], "200m");
 }
 
 // Goal: a pod whose own requests leave no room for another container's is admitted.

@@ -29,8 +29,8 @@ ClaimTemplate TemplateFor(const Plan& plan) {
   const claims::ClaimWanted wanted = {
       .memory = config::FormatBytes(plan.GpuBytes()),
       .gpus = plan.spec.gpus,
-      // The MPS daemon has a context too.
-      .containers = plan.done.containers.size() + (plan.mps ? 1 : 0),
+      // The loaders and the MPS daemon have a context too.
+      .containers = plan.done.containers.size() + plan.loaded.size() + (plan.mps ? 1 : 0),
       .exclusive = plan.spec.exclusive,
       .nvlink = plan.spec.nvlink,
   };

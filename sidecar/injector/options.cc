@@ -59,11 +59,15 @@ void Declare(CLI::App& app, Options* options) {
               "CPU limit of a sidecar, and its request in pods of QoS class Guaranteed (500m)");
   AddQuantity(app, "--sidecar-memory", config::ParseBytes, &settings.memory_bytes,
               "Host memory request and limit of a sidecar (64Mi)");
+  AddQuantity(app, "--loader-cpu", config::ParseMilliCpus, &settings.loader_cpu_millis,
+              "CPU that a container which loads a file requests (50m)");
   AddQuantity(app, "--loader-cpu-limit", config::ParseMilliCpus, &settings.loader_cpu_limit_millis,
-              "CPU limit of a sidecar in pods that load buffers (2)");
-  AddQuantity(
-      app, "--loader-memory", config::ParseBytes, &settings.loader_memory_bytes,
-      "Additional host memory of a sidecar for each GPU on which a buffer is loaded (512Mi)");
+              "CPU limit of such a container, and its request in pods of QoS class Guaranteed (2)");
+  AddQuantity(app, "--loader-memory", config::ParseBytes, &settings.loader_memory_bytes,
+              "Host memory that such a container requests (32Mi)");
+  AddQuantity(app, "--loader-memory-limit", config::ParseBytes, &settings.loader_memory_limit_bytes,
+              "Host memory limit of such a container, and its request in pods of QoS class "
+              "Guaranteed (640Mi)");
   AddQuantity(app, "--unit", config::ParseBytes, &settings.unit_bytes,
               "GPU memory of one gpushm.io/memory; must match the plugin's (1Gi)");
   AddQuantity(app, "--max-pod-memory", config::ParseBytes, &settings.max_pod_bytes,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <set>
 #include <string_view>
 
@@ -26,7 +27,8 @@ using config::ErrorList;
 
 constexpr char kEndsTooEarly[] =
     "is an init container that ends before the pod runs, so it cannot attach: the kubelet "
-    "would admit it again after a restart. Set loads: true and let it run `gpushmctl load`";
+    "would admit it again after a restart. Set its restartPolicy: Always, or load the buffer from "
+    "its file: file: <volume>/<path>";
 // A container's environment variable holds at most 128 KiB (execve(2), MAX_ARG_STRLEN).
 constexpr size_t kVariableBytes = 120 * 1024;
 // The most containers, and also volumes, of a pod with gpushm's annotations: far more than a node
@@ -67,7 +69,7 @@ std::string FieldOf(const Container& container) {
 // A pod without a sidecar of its own may not bring one: it would act as the owner's broker.
 void CheckUser(const PodView& pod, const Plan& plan, ErrorList* errors) {
   for (const Container& container : pod.containers()) {
-    if (plan.UsesOthers() && container.name == kSidecarName) {
+    if (plan.UsesOthers() && (container.name == kSidecarName || IsLoader(container.name))) {
       errors->Add(PodError(FieldOf(container),
                            "only the owner of a claim has this container, which gpushm adds",
                            Concat("remove it, or ", config::kRoleKey, ": owner")));
@@ -114,8 +116,8 @@ void CheckClaims(const PodView& pod, const std::optional<Done>& done, const Plan
   for (const Container& container : pod.containers()) {
     if (container.name == kSidecarName) continue;
     const bool daemon = container.name == kMpsName && plan.mps && plan.RunsMps();
-    const bool attaches =
-        container.name == kMpsName || std::ranges::count(plan.done.containers, container.name) > 0;
+    const bool attaches = IsOurContainer(container.name) ||
+                          std::ranges::count(plan.done.containers, container.name) > 0;
     const std::vector<Json> allowed =
         ClaimEntries(plan, daemon && plan.SharesMps() ? Asker::kMps : Asker::kApplication);
     for (const Json& entry : container.Claims()) {
@@ -144,6 +146,13 @@ void CheckFree(const PodView& pod, const std::optional<Done>& done, ErrorList* e
             : PodError(FieldOf(*taken), "this name is reserved for the sidecar that gpushm adds",
                        "name: my-gpushm"));
   }
+  for (const Container& container : pod.containers()) {
+    if (!IsLoader(container.name) || done) continue;
+    errors->Add(PodError(FieldOf(container),
+                         "names that begin with gpushm-load- are reserved for the containers that "
+                         "load files, which gpushm adds",
+                         "name: my-loader"));
+  }
   if (const Container* const mps = pod.Find(kMpsName); mps != nullptr && !done) {
     errors->Add(PodError(FieldOf(*mps), "this name is reserved for the MPS daemon that gpushm adds",
                          "name: my-mps"));
@@ -165,12 +174,11 @@ bool IsCudaIpc(const Container::Mount& mount) {
 void CheckMounts(const PodView& pod, const Plan& plan, ErrorList* errors) {
   for (const Container& container : pod.containers()) {
     if (IsOurContainer(container.name)) continue;
-    const bool served = std::ranges::count(plan.done.containers, container.name) > 0 ||
-                        std::ranges::count(plan.done.init_containers, container.name) > 0;
+    const bool served = std::ranges::count(plan.done.containers, container.name) > 0;
     for (const Container::Mount& mount : container.Mounts()) {
       const std::string field = Concat(FieldOf(container), ".volumeMounts");
       if (mount.volume == kVolumeName) {
-        if (mount.Is(SocketMount(container.name)) || mount.Is(ToolMount()) ||
+        if (mount.Is(SocketMount(container.name)) ||
             (served && (mount.Is(MpsMount(/*writable=*/false)) || IsCudaIpc(mount)))) {
           continue;
         }
@@ -238,20 +246,78 @@ std::string AnnotationOf(const PodView& pod, const config::BufferSpec& buffer) {
   return pod.annotations().contains(key) ? key : key.substr(0, key.rfind('-'));
 }
 
-void CheckVolumes(const PodView& pod, Plan* plan, ErrorList* errors) {
+// Why the loader cannot read files of the volume, as far as the pod shows it, and what to write
+// instead; empty if it can.
+struct Unreadable {
+  std::string why = {};
+  std::string example = {};
+};
+
+// What each of these modes says is for other users: the loader runs as a user of its own.
+Unreadable ModeOf(const PodView& pod, const Json& source, const Settings& settings) {
+  constexpr int64_t kDefaultMode = 0644;
+  constexpr int64_t kOthersRead = 04;
+  // The kubelet gives the files to that group. Platforms that assign uids also set it.
+  const bool by_group =
+      !settings.assign_uid || Find(pod.json(), Pointer("/spec/securityContext/fsGroup")) != nullptr;
+  if (by_group) return {};
+  const Json* const said = Find(source, Pointer("/defaultMode"));
+  const int64_t mode =
+      said != nullptr && said->is_number_integer() ? said->get<int64_t>() : kDefaultMode;
+  if ((mode & kOthersRead) != 0) return {};
+  char text[16];
+  std::snprintf(text, sizeof text, "%04llo", static_cast<unsigned long long>(mode & 07777));
+  return {Concat("has the defaultMode ", text, ", with which only root reads its files"),
+          "defaultMode: 0444, or an fsGroup in the pod's securityContext"};
+}
+
+Unreadable WhyUnreadable(const PodView& pod, const Json& volume, const std::string& name,
+                         const Settings& settings) {
+  for (const char* const source : {"secret", "configMap", "downwardAPI", "projected"}) {
+    const Json* const found = Find(volume, Pointer() / source);
+    if (found != nullptr && found->is_object()) return ModeOf(pod, *found, settings);
+  }
+  const Json* const kind = Find(volume, Pointer("/hostPath/type"));
+  for (const char* const other : {"File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice"}) {
+    if (kind == nullptr || *kind != other) continue;
+    return {Concat("is a hostPath of the type ", other, ", and files are in folders"),
+            "the folder as the hostPath's path, with type: Directory"};
+  }
+  const Json* const mode = Find(volume, Pointer("/ephemeral/volumeClaimTemplate/spec/volumeMode"));
+  Unreadable block{"is a block device, which has no files", "volumeMode: Filesystem"};
+  if (mode != nullptr && *mode == "Block") return block;
+  for (const Container& container : pod.containers()) {
+    for (const Json& device : Items(*container.json, Pointer("/volumeDevices"))) {
+      if (!device.is_object() || device.value("name", "") != name) continue;
+      block.why = Concat("is a block device (volumeDevices of container ", container.name,
+                         "), which has no files");
+      return block;
+    }
+  }
+  return {};
+}
+
+void CheckVolumes(const PodView& pod, const Plan& plan, const Settings& settings,
+                  ErrorList* errors) {
   const std::vector<std::string> volumes = pod.Volumes();
   std::set<std::string> reported;
-  for (const config::BufferSpec& buffer : plan->spec.buffers) {
+  for (const config::BufferSpec& buffer : plan.spec.buffers) {
     const std::string volume(buffer.FileVolume());
     if (volume.empty()) continue;
-    if (std::ranges::count(volumes, volume) > 0) {
-      plan->volumes.push_back(volume);
-      continue;
-    }
+    const Json* const there = pod.Volume(volume);
+    const Unreadable bad =
+        there == nullptr ? Unreadable() : WhyUnreadable(pod, *there, volume, settings);
+    if (there != nullptr && bad.why.empty()) continue;
     ConfigError error;
     error.annotation = AnnotationOf(pod, buffer);
     if (!reported.insert(error.annotation).second) continue;
     error.field = "file";
+    if (there != nullptr) {
+      error.reason = Concat("the volume ", config::Quote(volume), " ", bad.why);
+      error.example = bad.example;
+      errors->Add(std::move(error));
+      continue;
+    }
     const std::string_view nearest =
         errors->full() ? std::string_view() : Nearest(volume, std::span(volumes));
     error.reason = Concat(
@@ -260,9 +326,6 @@ void CheckVolumes(const PodView& pod, Plan* plan, ErrorList* errors) {
     error.example = Concat("file: ", nearest.empty() ? "models" : nearest, "/", buffer.FilePath());
     errors->Add(std::move(error));
   }
-  std::ranges::sort(plan->volumes);
-  const auto rest = std::ranges::unique(plan->volumes);
-  plan->volumes.erase(rest.begin(), rest.end());
 }
 
 void CheckRuntimeClass(const PodView& pod, const Settings& settings, ErrorList* errors) {
@@ -423,7 +486,7 @@ void CheckLimits(const Plan& plan, const Settings& settings, ErrorList* errors) 
   if (plan.done.containers.empty()) {
     errors->Add(PodError("spec.containers", "no container would attach", "name: model"));
   }
-  const size_t served = plan.done.containers.size() + plan.done.init_containers.size();
+  const size_t served = plan.done.containers.size() + plan.loaded.size();
   if (served > limits::kContainers) {
     errors->Add(
         PodError("spec.containers",
@@ -503,6 +566,10 @@ config::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& d
   for (const std::string& name : pod.Names(Kind::kInit)) {
     options.unfit_containers.emplace(name, kEndsTooEarly);
   }
+  for (const Container& container : pod.containers()) {
+    if (!IsOurContainer(container.name)) continue;
+    options.unfit_containers.emplace(container.name, "is gpushm's own container");
+  }
   for (const char* const name : {kSidecarName, kMpsName}) {
     options.unfit_containers.emplace(name, "is gpushm's own container");
   }
@@ -514,17 +581,6 @@ config::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& d
     return true;
   });
   return options;
-}
-
-// The plain init containers that run while the sidecar runs. The sidecar comes first, unless
-// another webhook put init containers before it.
-std::vector<std::string> Loaders(const PodView& pod) {
-  const Container* const sidecar = pod.Find(kSidecarName);
-  std::vector<std::string> names = pod.Names(Kind::kInit);
-  std::erase_if(names, [&](const std::string& name) {
-    return sidecar != nullptr && pod.Find(name) < sidecar;
-  });
-  return names;
 }
 
 // The MPS daemon of a pod that was copied, or whose annotations were changed by another webhook.
@@ -539,14 +595,14 @@ void CheckMps(const PodView& pod, const Plan& plan, ErrorList* errors) {
 void CheckOrder(const PodView& pod, const Plan& plan, ErrorList* errors) {
   const Container* const sidecar = pod.Find(kSidecarName);
   if (sidecar == nullptr) return;
-  for (const auto* const names : {&plan.done.containers, &plan.done.init_containers}) {
-    for (const std::string& name : *names) {
-      const Container* const container = pod.Find(name);
-      if (container == nullptr || container >= sidecar) continue;
-      errors->Add(PodError(FieldOf(*container),
-                           "was put before the sidecar, and would wait for it indefinitely",
-                           "initContainers begin with gpushm"));
-    }
+  std::vector<std::string> names = plan.done.containers;
+  for (const std::string& buffer : plan.loaded) names.push_back(config::LoaderOf(buffer));
+  for (const std::string& name : names) {
+    const Container* const container = pod.Find(name);
+    if (container == nullptr || container >= sidecar) continue;
+    errors->Add(PodError(FieldOf(*container),
+                         "was put before the sidecar, and would wait for it indefinitely",
+                         "initContainers begin with gpushm"));
   }
 }
 
@@ -570,9 +626,8 @@ std::optional<Done> Done::Of(const PodView& pod) {
   if (status.value("allocation", Json()) == config::AllocationName(config::Allocation::kDra)) {
     done.allocation = config::Allocation::kDra;
   }
-  for (const auto& [key, names] : {std::pair{"containers", &done.containers},
-                                   std::pair{"initContainers", &done.init_containers},
-                                   std::pair{"applications", &done.applications}}) {
+  for (const auto& [key, names] :
+       {std::pair{"containers", &done.containers}, std::pair{"applications", &done.applications}}) {
     const auto list = status.find(key);
     if (list == status.end() || !list->is_array()) return std::nullopt;
     for (const Json& name : *list) {
@@ -584,13 +639,10 @@ std::optional<Done> Done::Of(const PodView& pod) {
 }
 
 std::string Plan::Status() const {
-  Json status = {{"version", done.version},
-                 {"image", done.image},
-                 {"annotations", done.annotations},
-                 {"allocation", config::AllocationName(done.allocation)},
-                 {"applications", done.applications},
-                 {"containers", done.containers},
-                 {"initContainers", done.init_containers}};
+  Json status = {
+      {"version", done.version},           {"image", done.image},
+      {"annotations", done.annotations},   {"allocation", config::AllocationName(done.allocation)},
+      {"applications", done.applications}, {"containers", done.containers}};
   if (!UsesOthers()) status["memory"] = config::FormatBytes(memory_bytes);
   if (!UsesClaim()) status["units"] = units;
   if (spec.gpus > 1) status["gpus"] = spec.gpus;
@@ -642,15 +694,9 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
       plan.done.containers.push_back(container.name);
     }
   }
-  const bool any_loads = std::ranges::any_of(spec->buffers, &config::BufferSpec::loads);
-  if (any_loads) {
-    plan.done.init_containers = same ? earlier->init_containers : Loaders(pod);
-  }
-  std::set<uint32_t> loads;
   for (const config::BufferSpec& buffer : spec->buffers) {
-    if (buffer.StartsLoading()) loads.insert(buffer.gpu);
+    if (!buffer.file.empty()) plan.loaded.push_back(buffer.name);
   }
-  plan.loads = loads.size();
   plan.spec = std::move(*spec);
   ErrorList errors;
   PlanMps(pod, settings, &plan, &errors);
@@ -666,7 +712,7 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
   CheckOrder(pod, plan, &errors);
   CheckMps(pod, plan, &errors);
   CheckMounts(pod, plan, &errors);
-  CheckVolumes(pod, &plan, &errors);
+  CheckVolumes(pod, plan, settings, &errors);
   CheckPod(pod, plan, &errors);
   CheckResources(pod, plan, settings, &errors);
   CheckRuntimeClass(pod, settings, &errors);

@@ -1,5 +1,5 @@
 // Turns a pod's annotations into a plan: which containers attach, how many units of GPU memory the
-// pod needs, and which volumes the sidecar reads. It implements the rules of
+// pod needs, and which files are loaded. It implements the rules of
 // docs/design/injector.md and every reason for which a pod is denied.
 //
 // Threads: pure functions; any thread.
@@ -26,8 +26,7 @@ struct Done {
   config::Allocation allocation = config::Allocation::kDevicePlugin;
   // Application containers of the pod when it was first sent.
   std::vector<std::string> applications;
-  std::vector<std::string> containers;       // Containers that attach.
-  std::vector<std::string> init_containers;  // Init containers that load through the broker.
+  std::vector<std::string> containers;  // Containers that attach.
 
   // Returns nullopt if no earlier call did anything, or if the annotation has other content.
   static std::optional<Done> Of(const PodView& pod);
@@ -41,10 +40,10 @@ struct MpsPlan {
 struct Plan {
   config::PodSpec spec;
   Done done;
-  std::vector<std::string> volumes;  // Volumes that a `file:` names; sorted.
-  uint64_t memory_bytes = 0;         // GPU memory in total, of all GPUs.
-  uint64_t units = 0;                // A multiple of the number of GPUs.
-  uint64_t loads = 0;  // Number of GPUs on which something is loaded, each by a process of its own.
+  // Names of the buffers that a container of their own loads from a file.
+  std::vector<std::string> loaded;
+  uint64_t memory_bytes = 0;  // GPU memory in total, of all GPUs.
+  uint64_t units = 0;         // A multiple of the number of GPUs.
   std::optional<MpsPlan> mps;
   // With Allocation::kDra, unless the pod shares a claim: see claim.h.
   std::string template_name;

@@ -25,9 +25,12 @@ inline constexpr char kSocketFolder[] = "/run/gpushm";
 using claims::kMpsFolder;
 inline constexpr char kPreloadFile[] = "/etc/ld.so.preload";
 
+// Whether the container of this name loads a file. Nothing else may have such a name.
+inline bool IsLoader(std::string_view name) { return name.starts_with(config::kLoaderPrefix); }
+
 // Whether gpushm adds the container of this name.
 inline bool IsOurContainer(std::string_view name) {
-  return name == kSidecarName || name == kMpsName;
+  return name == kSidecarName || name == kMpsName || IsLoader(name);
 }
 
 enum class Kind {

@@ -31,10 +31,12 @@ struct Settings {
   uint64_t cpu_millis = 50;
   uint64_t cpu_limit_millis = 500;
   uint64_t memory_bytes = uint64_t{64} << 20;
-  // For a pod that loads something: the load runs in a separate process with its own context.
+  // Of each container that loads a file. Its request of memory is what it has when the load is
+  // done; the load itself needs host memory for a context and for pinned chunks.
+  uint64_t loader_cpu_millis = 50;
   uint64_t loader_cpu_limit_millis = 2000;
-  // In addition to memory_bytes, for each GPU on which something is loaded.
-  uint64_t loader_memory_bytes = uint64_t{512} << 20;
+  uint64_t loader_memory_bytes = uint64_t{32} << 20;
+  uint64_t loader_memory_limit_bytes = uint64_t{640} << 20;
 
   uint64_t unit_bytes = uint64_t{1} << 30;  // Must match the plugin's.
   bool coexist = false;                     // Must match the plugin's.

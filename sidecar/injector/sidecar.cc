@@ -13,8 +13,7 @@ namespace {
 
 constexpr char kFiles[] = "/run/gpushm-files";
 constexpr char kLink[] = "/run/gpushm-link";
-constexpr char kTools[] = ".tools";  // No container's name begins with a dot.
-constexpr char kMpsPart[] = ".mps";
+constexpr char kMpsPart[] = ".mps";  // No container's name begins with a dot.
 constexpr char kCudaIpcPart[] = ".cuda-ipc";
 constexpr char kReadyTimeout[] = "60s";
 constexpr uint64_t kMpsCpuMillis = 500;
@@ -57,6 +56,16 @@ bool PodHas(const PodView& pod, const char* resource) {
          Find(pod.json(), at / "limits" / resource) != nullptr;
 }
 
+// The kubelet expands $(NAME) and turns $$ into $.
+std::string Unexpanded(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    out += c;
+    if (c == '$') out += c;
+  }
+  return out;
+}
+
 Json GpuResources(const GpuRequest& request) {
   Json resources = Json::object();
   for (const auto& [resource, count] : request.resources) {
@@ -68,13 +77,13 @@ Json GpuResources(const GpuRequest& request) {
 
 Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
   const config::SidecarResources& asked = plan.spec.sidecar;
-  uint64_t limit = plan.loads > 0 ? settings.loader_cpu_limit_millis : settings.cpu_limit_millis;
+  uint64_t limit = settings.cpu_limit_millis;
   uint64_t request = asked.cpu_millis.value_or(settings.cpu_millis);
   // The pod's value sets both, because a LimitRange may allow no more than that.
   limit = asked.cpu_millis ? request : std::max(limit, request);
   if (IsGuaranteed(pod)) request = limit;
-  const std::string memory = config::FormatBytes(asked.memory_bytes.value_or(
-      settings.memory_bytes + plan.loads * settings.loader_memory_bytes));
+  const std::string memory =
+      config::FormatBytes(asked.memory_bytes.value_or(settings.memory_bytes));
   Json resources = GpuResources(RequestOf(plan, Asker::kBroker));
   if (asked.cpu_millis || !PodHas(pod, "cpu")) {
     resources["requests"]["cpu"] = Cpus(request);
@@ -101,7 +110,7 @@ Json SecurityContext(const PodView& pod, const Plan& plan, const Settings& setti
   Json context = Restricted();
   if (uid) {
     context["runAsUser"] = *uid;
-    // If the pod sets a group of its own, that group lets the sidecar read the files in the pod's
+    // If the pod sets a group of its own, that group lets the loaders read the files in the pod's
     // volumes.
     if (Find(pod.json(), Pointer("/spec/securityContext/runAsGroup")) == nullptr) {
       context["runAsGroup"] = *uid;
@@ -113,19 +122,12 @@ Json SecurityContext(const PodView& pod, const Plan& plan, const Settings& setti
 
 Json Arguments(const Plan& plan) {
   Json words = Json::array();
-  for (const auto& [word, list] : {std::pair{"--container", &plan.done.containers},
-                                   std::pair{"--loader", &plan.done.init_containers}}) {
-    for (const std::string& name : *list) {
-      words.push_back(word);
-      words.push_back(name);
-    }
+  for (const std::string& name : plan.done.containers) {
+    words.push_back("--container");
+    words.push_back(name);
   }
   words.push_back("--link");
   words.push_back(kLink);
-  if (!plan.done.init_containers.empty()) {
-    words.push_back("--tools");
-    words.push_back(Concat(kSocketFolder, "/", kTools));
-  }
   if (plan.spec.host_ipc) words.push_back("--pod-uid=$(GPUSHM_POD_UID)");
   if (plan.spec.cuda_ipc) {
     words.push_back("--cuda-ipc");
@@ -165,16 +167,12 @@ std::vector<Json> ClaimVariables(const std::string& container) {
 
 Json DeviceOrder() { return {{"name", kDeviceOrderVariable}, {"value", kDeviceOrder}}; }
 
-// YAML in which each value is a JSON string, which is also a valid YAML string. The kubelet expands
-// $(NAME) and turns $$ into $.
+// YAML in which each value is a JSON string, which is also a valid YAML string.
 std::string BuffersVariable(const PodView& pod) {
   std::string text;
   for (const auto& [key, value] : pod.annotations()) {
     if (!config::IsOurKey(key) || key == config::kStatusKey) continue;
-    for (const char c : Concat(key, ": ", Json(value).dump(), "\n")) {
-      text += c;
-      if (c == '$') text += c;
-    }
+    text += Unexpanded(Concat(key, ": ", Json(value).dump(), "\n"));
   }
   return text;
 }
@@ -197,10 +195,6 @@ Result<config::PodSpec> ReadBuffersVariable(const Container& sidecar) {
 Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,
                       std::optional<int64_t> uid) {
   Json mounts = Json::array({{{"name", kVolumeName}, {"mountPath", kSocketFolder}}});
-  for (const std::string& volume : plan.volumes) {
-    mounts.push_back(
-        {{"name", volume}, {"mountPath", Concat(kFiles, "/", volume)}, {"readOnly", true}});
-  }
   const std::string socket = Concat(kSocketFolder, "/", plan.done.containers.front());
   Json variables =
       Json::array({{{"name", config::kBuffersVariable}, {"value", BuffersVariable(pod)}},
@@ -226,6 +220,44 @@ Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& sett
       // The broker's last log lines say why it could not start.
       {"terminationMessagePolicy", "FallbackToLogsOnError"},
       {"securityContext", SecurityContext(pod, plan, settings, uid)}};
+}
+
+Json LoaderContainer(const PodView& pod, const Plan& plan, const config::BufferSpec& buffer,
+                     const Settings& settings, std::optional<int64_t> uid) {
+  const bool guaranteed = IsGuaranteed(pod);
+  Json resources = GpuResources(RequestOf(plan, Asker::kApplication));
+  if (!PodHas(pod, "cpu")) {
+    const uint64_t limit = std::max(settings.loader_cpu_limit_millis, settings.loader_cpu_millis);
+    resources["limits"]["cpu"] = Cpus(limit);
+    resources["requests"]["cpu"] = Cpus(guaranteed ? limit : settings.loader_cpu_millis);
+  }
+  if (!PodHas(pod, "memory")) {
+    const uint64_t limit =
+        std::max(settings.loader_memory_limit_bytes, settings.loader_memory_bytes);
+    resources["limits"]["memory"] = config::FormatBytes(limit);
+    resources["requests"]["memory"] =
+        config::FormatBytes(guaranteed ? limit : settings.loader_memory_bytes);
+  }
+  const std::string name = config::LoaderOf(buffer.name);
+  Json loader = {
+      {"name", name},
+      {"image", settings.sidecar_image},
+      {"imagePullPolicy", settings.pull_policy},
+      {"restartPolicy", "Always"},
+      {"command", Json::array({"/usr/bin/gpushmctl", "load", "--stay",
+                               Unexpanded(Concat(kFiles, "/", buffer.FilePath())), buffer.name})},
+      {"resources", resources},
+      // Without the propagation it would not see what is mounted there later, as by a FUSE daemon
+      // that was started again.
+      {"volumeMounts", Json::array({SocketMount(name),
+                                    {{"name", buffer.FileVolume()},
+                                     {"mountPath", kFiles},
+                                     {"readOnly", true},
+                                     {"mountPropagation", "HostToContainer"}}})},
+      {"terminationMessagePolicy", "FallbackToLogsOnError"},
+      {"securityContext", SecurityContext(pod, plan, settings, uid)}};
+  if (plan.spec.gpus > 1) loader["env"] = Json::array({DeviceOrder()});
+  return loader;
 }
 
 // The limits leave room for the server: 64 MiB of the host on an H100.
@@ -344,13 +376,6 @@ Json SocketMount(const std::string& container) {
   Json mount = kMount;  // Kept static, because a pod may have hundreds of mounts.
   mount["subPath"] = container;
   return mount;
-}
-
-Json ToolMount() {
-  return {{"name", kVolumeName},
-          {"mountPath", "/usr/bin/gpushmctl"},
-          {"subPath", Concat(kTools, "/gpushmctl")},
-          {"readOnly", true}};
 }
 
 }  // namespace gpushm::injector

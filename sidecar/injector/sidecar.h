@@ -1,4 +1,4 @@
-// The container that the injector adds, and the places where it and the other containers meet.
+// The containers that the injector adds, and the places where it and the other containers meet.
 #pragma once
 
 #include <cstdint>
@@ -48,6 +48,10 @@ Result<config::PodSpec> ReadBuffersVariable(const Container& sidecar);
 Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,
                       std::optional<int64_t> uid);
 
+// The container that loads the file of a buffer. `uid`: as which the sidecar runs.
+Json LoaderContainer(const PodView& pod, const Plan& plan, const config::BufferSpec& buffer,
+                     const Settings& settings, std::optional<int64_t> uid);
+
 // The container with the MPS daemon, for a plan with `mps`. It passes Pod Security "restricted" if
 // the uid is known, and "baseline" otherwise.
 Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings);
@@ -68,7 +72,5 @@ std::vector<Json> CudaIpcMounts();
 Json SocketVolume();
 // Mounts a container's own subfolder, read-only, which is enough to connect.
 Json SocketMount(const std::string& container);
-// Mounts a program that loads and saves through the broker, for containers without a GPU.
-Json ToolMount();
 
 }  // namespace gpushm::injector

@@ -120,12 +120,14 @@ class AnnotatedPodTest(ChartCase):
                                  "restricted", "--", "true", timeout=30)
         self.assertIn("ephemeral container", failed.exception.stderr)
 
-    def test_init_container_loads_through_the_broker(self):
-        thing = pod("loaded", shell("a", "gpushmctl save weights /tmp/out && head -c 5 /tmp/out; echo; "
-                                         "trap exit TERM; sleep infinity & wait"),
-                    initContainers=[shell("fetch", "printf fetch > /tmp/in; "
-                                          "gpushmctl load /tmp/in weights")])
-        self.run_pod(annotated(thing, {"buffers.gpushm.io/weights": "{size: 4Mi, loads: true}"}))
+    def test_a_native_sidecar_loads_what_it_makes(self):
+        fetch = shell("fetch", "printf fetch > /tmp/in; exec gpushmctl load --stay /tmp/in weights",
+                      restartPolicy="Always")
+        thing = pod("loaded", shell("a", "gpushmctl wait weights --timeout 30s && "
+                                         "gpushmctl save weights /tmp/out && head -c 5 /tmp/out; echo; "
+                                         "trap exit TERM; sleep infinity & wait"), initContainers=[fetch])
+        self.run_pod(annotated(thing, {"private.gpushm.io/fetch": "64Mi",
+                                       "buffers.gpushm.io/weights": "{size: 4Mi, writers: [fetch], loads: true}"}))
         self.wait_log("loaded", "a", "fetch")
 
     def test_file_of_a_volume_is_loaded_and_waited_for(self):
@@ -139,6 +141,24 @@ class AnnotatedPodTest(ChartCase):
         self.run_pod(annotated(thing, {
             "buffers.gpushm.io/weights": "{size: 4Mi, file: models/w.bin}"}))
         self.wait_log("file", "a", "model")
+        made = self.get_pod("file")
+        sidecar = next(c for c in made["spec"]["initContainers"] if c["name"] == "gpushm")
+        self.assertNotIn("models", [mount["name"] for mount in sidecar["volumeMounts"]])
+
+    def test_the_loader_of_a_file_starts_again_and_leaves_the_content_alone(self):
+        mount = {"volumeMounts": [{"name": "models", "mountPath": "/models"}]}
+        thing = pod("again", container("a"), volumes=[{"name": "models", "emptyDir": {}}],
+                    initContainers=[shell("fetch", "printf model > /models/w.bin", **mount)])
+        self.run_pod(annotated(thing, {
+            "buffers.gpushm.io/weights": "{size: 4Mi, access: read-only, file: models/w.bin}"}))
+        self.wait_log("again", "gpushm-load-weights", "has its content, 5 bytes")
+        before = self.execute("again", "a", "gpushmctl", "stat", "weights", "-o", "json")
+        first = self.container_ids("again")["gpushm-load-weights"]
+        self.cluster.process_of_container(first[0]).kill()
+        wait_until("the loader does not start again", 60,
+                   lambda: self.container_ids("again")["gpushm-load-weights"][1] > first[1])
+        self.wait_log("again", "gpushm-load-weights", "has its content, 5 bytes")
+        self.assertEqual(before, self.execute("again", "a", "gpushmctl", "stat", "weights", "-o", "json"))
 
     def test_a_job_completes_although_the_sidecar_runs(self):
         thing = pod("x", shell("a", "gpushmctl stat"))
@@ -152,13 +172,13 @@ class AnnotatedPodTest(ChartCase):
         self.wait_ready("set-0", "set-1")
 
     def test_an_unreadable_file_is_named_with_owner_and_mode(self):
-        """Method: only its writer may read the file; the sidecar has a uid of its own."""
+        """Method: only its writer may read the file; the loader has a uid of its own."""
         mount = {"volumeMounts": [{"name": "models", "mountPath": "/models"}]}
         thing = pod("closed", container("a"), volumes=[{"name": "models", "emptyDir": {}}],
                     initContainers=[shell("fetch", "umask 077; printf x > /models/w.bin", **mount)])
         self.create(annotated(thing, {
             "buffers.gpushm.io/weights": "{size: 4Mi, file: models/w.bin}"}))
-        self.wait_log("closed", "gpushm", "(uid 65532, gid 0, mode 600)")
+        self.wait_log("closed", "gpushm-load-weights", "Permission denied")
 
     def test_a_quota_and_a_limit_range_are_met(self):
         """Goal: the sidecar has what such namespaces require of every container."""

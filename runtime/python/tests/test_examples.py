@@ -38,13 +38,14 @@ class Manifest:
         for line in text.splitlines():
             if match := re.fullmatch(r" *- name: (\S+)", line):
                 container = match[1]
-            if match := re.fullmatch(r" *args: \[(.*)\]", line):
+            if match := re.fullmatch(r" *(?:args|command): \[(.*)\]", line):
                 self.arguments[container] = match[1].replace('"', "").split(", ")
 
 
 class Program:
     def __init__(self, words, environment):
-        self.process = subprocess.Popen([sys.executable, *words], cwd=EXAMPLES, env=environment,
+        program = [gpushm.testing._build() / "bin/gpushmctl"] if words[0] == "gpushmctl" else [sys.executable, words[0]]
+        self.process = subprocess.Popen([*program, *words[1:]], cwd=EXAMPLES, env=environment,
                                         stdout=subprocess.PIPE, bufsize=0)
         self._heard = b""
 
@@ -123,7 +124,7 @@ def test_servers(example, tmp_path):
     header = json.dumps({"w": {"dtype": "U8", "shape": [256], "data_offsets": [0, 256]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + values)
     start = example("python-servers")
-    start("publish", **{MODEL: str(tmp_path)}).expect(r"published .* as weights: .*, generation \d+")
+    start("load", **{MODEL: str(tmp_path)}).expect(r"loaded .* to weights: .*")
     ports = [free_port() for _ in range(2)]
     servers = [start(name, **{MODEL: str(tmp_path), told: str(port)})
                for name, told, port in zip(("server-a", "server-b"), ("8080", "8081"), ports)]

@@ -12,6 +12,9 @@ buffers.gpushm.io/{{ $name }}: {{ toJson $keys | quote }}
 private.gpushm.io/{{ $name }}: {{ . | quote }}
 {{- end }}
 {{- end }}
+{{- with .Values.loader.private }}
+private.gpushm.io/loader: {{ . | quote }}
+{{- end }}
 {{- if gt (int .Values.gpus) 1 }}
 gpushm.io/gpus: {{ .Values.gpus | quote }}
 {{- end }}
