@@ -18,10 +18,10 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/memory_limit.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/event_loop.h"
-#include "platform/daemon/process.h"
 #include "platform/daemon/worker.h"
 #include "plugin/allocator.h"
 #include "plugin/cdi/host_files.h"

@@ -18,10 +18,6 @@ namespace gpushm {
 // Raises the descriptor limit to the hard limit: each buffer and each client needs one or two.
 void RaiseDescriptorLimit();
 
-// Bytes of host memory that this container may use, according to its cgroup and the ones around it;
-// UINT64_MAX: no limit. `root`: for tests, replaces / for proc and sys.
-uint64_t MemoryLimitBytes(const std::string& root = "");
-
 // For a daemon with many mostly idle threads that sometimes builds a text of megabytes: one heap
 // for all threads, and such texts are given back to the system at once. By default glibc makes up
 // to eight heaps for each core, and each keeps its peak size. Call it before any thread starts.

@@ -14,6 +14,7 @@
 #include "contract/annotations/sizing.h"
 #include "contract/limits.h"
 #include "contract/protocol/link.h"
+#include "platform/base/memory_limit.h"
 #include "platform/base/version.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/yaml/keyed_reader.h"

@@ -1,6 +1,6 @@
-// Goal: the daemon finds the memory limit of its container, wherever the runtime shows it.
+// Goal: a program finds the memory limit of its container, wherever the runtime shows it.
 // Method: the files of cgroups as runtimes mount them, under a folder that replaces the root.
-#include "platform/daemon/process.h"
+#include "platform/base/memory_limit.h"
 
 #include <gtest/gtest.h>
 
@@ -57,6 +57,12 @@ TEST_F(MemoryLimitTest, OfVersion1) {
   EXPECT_EQ(Limit(), 9223372036854771712u);
   Write("/sys/fs/cgroup/memory/kubepods/pod1/2/memory.limit_in_bytes", "268435456");
   EXPECT_EQ(Limit(), 268435456u);
+}
+
+TEST_F(MemoryLimitTest, WhatIsAvailable) {
+  EXPECT_EQ(AvailableMemoryBytes(folder_.path()), UINT64_MAX);
+  Write("/proc/meminfo", "MemTotal:       49368192 kB\nMemFree: 7 kB\nMemAvailable:   1024 kB");
+  EXPECT_EQ(AvailableMemoryBytes(folder_.path()), uint64_t{1} << 20);
 }
 
 }  // namespace
