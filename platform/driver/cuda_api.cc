@@ -20,7 +20,10 @@ constexpr char kOldDriverRemedy[] = "install an NVIDIA driver of branch 525 or n
 // Exists only in the simulated driver.
 constexpr char kSimulatedMarker[] = "gpushm_sim_version";
 
-// Replaces a function that the simulated driver of an earlier release lacks.
+// cuMemcpyBatchAsync with `failed` (cuda_api.h).
+constexpr int kCopyBatchVersion = 12080;
+
+// Replaces a function that the driver may lack.
 template <typename... Arguments>
 CUresult CUDAAPI NotSupported(Arguments...) {
   return CUDA_ERROR_NOT_SUPPORTED;
@@ -83,6 +86,12 @@ Result<const CudaApi*> CudaApi::Load(const std::string& folder) {
 #define GPUSHM_RESOLVE(name) resolve(#name, api->name);
   GPUSHM_CUDA_FUNCTIONS(GPUSHM_RESOLVE)
 #undef GPUSHM_RESOLVE
+  void* batch = nullptr;
+  CUdriverProcAddressQueryResult found{};
+  const CUresult has_batch = get_address("cuMemcpyBatchAsync", &batch, kCopyBatchVersion,
+                                         CU_GET_PROC_ADDRESS_DEFAULT, &found);
+  api->copy_batch = reinterpret_cast<CopyBatch>(batch);
+  if (has_batch != CUDA_SUCCESS || batch == nullptr) UseNotSupported(api->copy_batch);
   if (missing != nullptr) {
     return Fail(Code::kUnsupported, Concat(path, " has no function ", missing), kOldDriverRemedy);
   }

@@ -11,6 +11,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -48,12 +49,29 @@ namespace gpushm {
   X(cuModuleGetFunction) X(cuLaunchKernel)
 // clang-format on
 
+// CUmemcpyAttributes, which cuda.h before 12.8 lacks.
+struct CopyAttributes {
+  static constexpr int kInStreamOrder = 1;  // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+  int source_order;
+  CUmemLocation source;  // Both for managed memory only.
+  CUmemLocation target;
+  unsigned flags;
+};
+// cuMemcpyBatchAsync as CUDA 12.8 made it. 13.0 has another function of that name, without
+// `failed`, and drivers have both.
+using CopyBatch = CUresult(CUDAAPI*)(CUdeviceptr* targets, CUdeviceptr* sources, size_t* sizes,
+                                     size_t count, CopyAttributes* attributes,
+                                     size_t* first_of_attributes, size_t attribute_count,
+                                     size_t* failed, CUstream stream);
+
 class CudaApi {
  public:
   // The function table: api.cuMemCreate(...) is the driver's cuMemCreate.
 #define GPUSHM_DECLARE(name) decltype(&::name) name = nullptr;
   GPUSHM_CUDA_FUNCTIONS(GPUSHM_DECLARE)
 #undef GPUSHM_DECLARE
+  // NOT_SUPPORTED from a driver before CUDA 12.8.
+  CopyBatch copy_batch = nullptr;
 
   // Loads libcuda.so.1 once per process and folder, and returns the same table from then on; the
   // table lives as long as the process. `folder`: contains libcuda.so.1; empty: the loader's search

@@ -173,6 +173,16 @@ CUresult CopyDevice(const char* function, CUdeviceptr to, CUdeviceptr from, size
       });
 }
 
+// One copy of a batch, whose directions the addresses tell.
+CUresult CopyOfBatch(Driver& driver, const Engine& engine, CUdeviceptr to, CUdeviceptr from,
+                     size_t size, CUstream stream) {
+  if (size == 0) return CUDA_ERROR_INVALID_VALUE;
+  CUresult valid = CheckAccess(driver, engine, to, size, true);
+  if (valid == CUDA_SUCCESS) valid = CheckAccess(driver, engine, from, size, false);
+  if (valid != CUDA_SUCCESS) return valid;
+  return Run(driver, stream, false, CopyWork(to, false, from, false, size));
+}
+
 CUresult Fill(const char* function, CUdeviceptr to, uint32_t value, size_t count, uint64_t unit,
               CUstream stream) {
   return CallWithContext(
@@ -205,6 +215,32 @@ CUresult CheckAddress(Driver& driver, uint64_t address, uint64_t size_bytes) {
   const bool mapped =
       driver.space().Find(address, &first) && driver.space().Find(address + size_bytes - 1, &last);
   return mapped ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+// Between the GPU and memory that it can use; this driver takes no pageable memory here.
+CUresult CUDAAPI CopyBatch12080(CUdeviceptr* targets, CUdeviceptr* sources, size_t* sizes,
+                                size_t count, CopyAttributes* attributes,
+                                size_t* first_of_attributes, size_t attribute_count, size_t* failed,
+                                CUstream stream) {
+  return CallWithContext(
+      "cuMemcpyBatchAsync", [&](Driver& driver, Context&, const std::shared_ptr<Engine>& engine) {
+        const bool known = attributes != nullptr && first_of_attributes != nullptr &&
+                           attribute_count == 1 && first_of_attributes[0] == 0 &&
+                           attributes->source_order == CopyAttributes::kInStreamOrder;
+        if (targets == nullptr || sources == nullptr || sizes == nullptr || count == 0 || !known ||
+            stream == nullptr) {
+          return CUDA_ERROR_INVALID_VALUE;
+        }
+        driver.Delay("copy");
+        for (size_t i = 0; i < count; ++i) {
+          const CUresult queued =
+              CopyOfBatch(driver, *engine, targets[i], sources[i], sizes[i], stream);
+          if (queued == CUDA_SUCCESS) continue;
+          if (failed != nullptr) *failed = i;
+          return queued;
+        }
+        return CUDA_SUCCESS;
+      });
 }
 
 }  // namespace gpushm::sim

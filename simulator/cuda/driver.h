@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "platform/driver/cuda_api.h"
 #include "simulator/config.h"
 #include "simulator/cuda/address_space.h"
 #include "simulator/cuda/engine.h"
@@ -153,6 +154,11 @@ void UnmapWhole(Driver& driver, uint64_t address);
 
 // In stream.cc: puts work on a stream, or into the graph while the stream is being captured.
 CUresult Enqueue(Driver& driver, CUstream handle, Work work);
+// In copy.cc: cuMemcpyBatchAsync as CUDA 12.8 made it (cuda_api.h).
+CUresult CUDAAPI CopyBatch12080(CUdeviceptr* targets, CUdeviceptr* sources, size_t* sizes,
+                                size_t count, CopyAttributes* attributes,
+                                size_t* first_of_attributes, size_t attribute_count, size_t* failed,
+                                CUstream stream);
 // Resolves device memory inside a worker; returns the fault that a GPU would report.
 CUresult ResolveOnDevice(int device, uint64_t address, uint64_t size_bytes, bool write,
                          std::vector<Segment>* segments);

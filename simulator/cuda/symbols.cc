@@ -8,6 +8,7 @@
 #include <string>
 
 #include "platform/driver/cuda_api.h"
+#include "simulator/cuda/driver.h"
 #include "simulator/cuda/error_names.h"
 
 namespace {
@@ -60,12 +61,17 @@ CUresult CUDAAPI cuGetErrorString(CUresult error, const char** pStr) {
   return *pStr == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGetProcAddress_v2(const char* symbol, void** pfn, int, cuuint64_t,
+CUresult CUDAAPI cuGetProcAddress_v2(const char* symbol, void** pfn, int cudaVersion, cuuint64_t,
                                      CUdriverProcAddressQueryResult* symbolStatus) {
   if (symbol == nullptr || pfn == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *pfn = nullptr;
   for (const Symbol& known : kSymbols) {
     if (std::strcmp(known.name, symbol) == 0) *pfn = known.address;
+  }
+  // From 13.0 on, it is another function.
+  if (std::strcmp("cuMemcpyBatchAsync", symbol) == 0 && cudaVersion >= 12080 &&
+      cudaVersion < 13000) {
+    *pfn = reinterpret_cast<void*>(&gpushm::sim::CopyBatch12080);
   }
   if (symbolStatus != nullptr) {
     *symbolStatus =
