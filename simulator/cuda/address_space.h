@@ -37,6 +37,9 @@ struct HostRange {
   uint64_t address = 0;
   uint64_t size_bytes = 0;
   bool read_only = false;
+  // What the GPU reads instead of the memory: the pages of a disk's file, as they were when they
+  // were registered. Null: the memory itself.
+  std::shared_ptr<std::vector<std::byte>> pinned = {};
   bool allocated = false;  // By cuMemHostAlloc.
   int device = 0;          // Whose context made it; it ends with that context.
   uint64_t id = 0;         // As in Mapping.

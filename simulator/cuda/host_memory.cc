@@ -1,5 +1,6 @@
 // Page-locked host memory. Its device address is its host address, as on x86 with UVA.
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -43,9 +44,16 @@ std::vector<std::shared_ptr<Engine>> EnginesOf(Driver& driver) {
   return engines;
 }
 
-// Whether a GPU could pin all pages of the range: they are mapped, writable unless read-only is
-// requested, and not shared pages of a disk file.
-bool CanPin(uint64_t address, uint64_t size_bytes, bool read_only) {
+enum class Pinning {
+  kRefused,
+  kMemory,  // Pages that live in memory.
+  kFile,    // Some are shared pages of a disk's file.
+};
+
+// How a GPU could pin all pages of the range: they are mapped, and writable unless read-only is
+// requested. Shared pages of a disk's file can be pinned for reading only.
+Pinning HowToPin(uint64_t address, uint64_t size_bytes, bool read_only) {
+  Pinning how = Pinning::kMemory;
   std::ifstream maps("/proc/self/maps");
   uint64_t next = address;
   const uint64_t end = address + size_bytes;
@@ -59,13 +67,29 @@ bool CanPin(uint64_t address, uint64_t size_bytes, bool read_only) {
         last <= next) {
       continue;
     }
-    if (first > next || rights[0] != 'r') return false;
-    if (!read_only && rights[1] != 'w') return false;
+    if (first > next || rights[0] != 'r') return Pinning::kRefused;
+    if (!read_only && rights[1] != 'w') return Pinning::kRefused;
     const std::string path = path_at > 0 ? line.substr(static_cast<size_t>(path_at)) : "";
-    if (rights[3] == 's' && !LivesInMemory(path)) return false;
+    if (rights[3] == 's' && !LivesInMemory(path)) how = Pinning::kFile;
     next = last;
   }
-  return next >= end;
+  if (how == Pinning::kFile && !read_only) return Pinning::kRefused;
+  return next >= end ? how : Pinning::kRefused;
+}
+
+// The bytes of this process's memory, read without a signal where a file ends before its mapping.
+// Null: there are no pages to pin.
+std::shared_ptr<std::vector<std::byte>> Snapshot(uint64_t address, uint64_t size_bytes) {
+  auto bytes = std::make_shared<std::vector<std::byte>>(size_bytes);
+  for (uint64_t at = 0; at < size_bytes;) {
+    const iovec to{bytes->data() + at, size_bytes - at};
+    const iovec from{reinterpret_cast<void*>(static_cast<uintptr_t>(address + at)),
+                     size_bytes - at};
+    const ssize_t got = process_vm_readv(gettid(), &to, 1, &from, 1, 0);
+    if (got <= 0) return nullptr;
+    at += static_cast<uint64_t>(got);
+  }
+  return bytes;
 }
 
 uint64_t AddressOf(const void* pointer) {
@@ -131,8 +155,11 @@ CUresult CUDAAPI cuMemHostRegister(void* p, size_t bytesize, unsigned int Flags)
     range.size_bytes = bytesize;
     range.read_only = (Flags & CU_MEMHOSTREGISTER_READ_ONLY) != 0;
     range.device = context.device;
-    if (!gpushm::sim::CanPin(range.address, bytesize, range.read_only)) {
-      return CUDA_ERROR_INVALID_VALUE;
+    const auto how = gpushm::sim::HowToPin(range.address, bytesize, range.read_only);
+    if (how == gpushm::sim::Pinning::kRefused) return CUDA_ERROR_INVALID_VALUE;
+    if (how == gpushm::sim::Pinning::kFile) {
+      range.pinned = gpushm::sim::Snapshot(range.address, bytesize);
+      if (range.pinned == nullptr) return CUDA_ERROR_INVALID_VALUE;
     }
     return driver.space().AddHost(range) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   });
