@@ -49,6 +49,11 @@ void Crew::Start(Batch* batch) {
   work_came_.notify_all();
 }
 
+bool Crew::HasEnded(const Batch& batch) {
+  const std::lock_guard lock(mutex_);
+  return batch.ended == batch.parts;
+}
+
 void Crew::Finish(Batch* batch) {
   std::unique_lock lock(mutex_);
   while (batch->ended < batch->parts) {

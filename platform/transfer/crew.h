@@ -41,6 +41,8 @@ class Crew {
 
   // Helpers take its parts from now on, after those of batches that were started earlier.
   void Start(Batch* batch);
+  // Whether all parts of `batch` have ended.
+  bool HasEnded(const Batch& batch);
   // Takes parts as a helper does, until all parts of `batch` have ended.
   void Finish(Batch* batch);
 

@@ -31,6 +31,8 @@ class FileReader {
   void Begin(std::byte* to, uint64_t size_bytes, uint64_t offset);
   // Waits for the oldest read that was begun. Fewer bytes than requested mean the end of the file.
   Result<uint64_t> End();
+  // Whether End would return at once.
+  bool IsReady() { return crew_.HasEnded(readings_.front().batch); }
   // Whether the reader reads anything between Begin and End.
   bool ReadsAhead() const { return crew_.helpers() > 0; }
   // Whether a stream has ended. Blocks until that is known.

@@ -16,14 +16,19 @@ namespace {
 // Number of places, evenly spread over the file, at which the page cache is checked.
 constexpr uint64_t kSamples = 64;
 
-// Whether at least half of the file is in memory now.
-bool IsInMemory(int file, uint64_t size_bytes) {
+// XFS has no constant in the kernel's headers.
+constexpr auto kXfsMagic = 0x58465342;
+
+// 0: not known.
+long SystemOf(int file) {
   struct statfs system{};
-  if (fstatfs(file, &system) == 0 &&
-      (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC ||
-       system.f_type == HUGETLBFS_MAGIC)) {
-    return true;
-  }
+  return fstatfs(file, &system) == 0 ? static_cast<long>(system.f_type) : 0;
+}
+
+// How many samples of the file are in memory now.
+uint64_t SamplesInMemory(int file, uint64_t size_bytes) {
+  const long system = SystemOf(file);
+  if (system == TMPFS_MAGIC || system == RAMFS_MAGIC || system == HUGETLBFS_MAGIC) return kSamples;
   uint64_t found = 0;
   for (uint64_t i = 0; i < kSamples; ++i) {
     std::byte byte{};
@@ -33,7 +38,7 @@ bool IsInMemory(int file, uint64_t size_bytes) {
       ++found;
     }
   }
-  return 2 * found >= kSamples;
+  return found;
 }
 
 bool SetDirect(int file, bool on) {
@@ -77,18 +82,42 @@ Result<FilePlan> Plan(int file, FileWay asked, FilePlan otherwise, Move move) {
 
 }  // namespace
 
+PageSize PagesOf(int file) {
+  switch (SystemOf(file)) {
+    case TMPFS_MAGIC:
+      return PageSize::kSmall;
+    // Not those of a network or a daemon, which could hang while the driver holds its locks.
+    case EXT4_SUPER_MAGIC:
+    case BTRFS_SUPER_MAGIC:
+    case OVERLAYFS_SUPER_MAGIC:
+    case kXfsMagic:
+      return PageSize::kLarge;
+    default:
+      return PageSize::kNone;
+  }
+}
+
 Result<FilePlan> PlanRead(int file, uint64_t size_bytes, FileWay asked) {
+  if (asked == FileWay::kPages) return FilePlan{FileWay::kPages, FileReason::kAsked};
   FilePlan plan{FileWay::kDirect, FileReason::kNotInCache};
+  const uint64_t found =
+      IsOpen(asked) && size_bytes >= kPagesMinBytes ? SamplesInMemory(file, size_bytes) : 0;
   if (size_bytes < kDirectMinBytes) {
     plan = {FileWay::kCached, FileReason::kSmall};
-  } else if (IsOpen(asked) && IsInMemory(file, size_bytes)) {
+  } else if (2 * found >= kSamples) {
     plan = {FileWay::kCached, FileReason::kInCache};
   }
+  // What is missing would be read, and then be held in memory, while it is registered.
+  plan.try_pages = found == kSamples && PagesOf(file) != PageSize::kNone;
   return Plan(file, asked, plan,
               [&](void* block) { return pread(file, block, kDirectAlignBytes, 0) >= 0; });
 }
 
 Result<FilePlan> PlanWrite(int file, uint64_t size_bytes, FileWay asked) {
+  if (asked == FileWay::kPages) {
+    return Fail(Code::kUnsupported, "the pages of a file are only for loads",
+                "let gpushm choose the method, or use the page cache");
+  }
   const FilePlan plan = size_bytes < kDirectMinBytes
                             ? FilePlan{FileWay::kCached, FileReason::kSmall}
                             : FilePlan{FileWay::kDirect, FileReason::kLarge};
@@ -117,6 +146,8 @@ std::string_view NameOf(FileWay way) {
       return "stream";
     case FileWay::kGds:
       return "gds";
+    case FileWay::kPages:
+      return "pages";
   }
   return "unknown";
 }

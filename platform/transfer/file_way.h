@@ -19,6 +19,7 @@ enum class FileWay : uint32_t {
   kStream = 3,   // In order, without a known size: a pipe.
   kGds = 4,      // GPUDirect Storage.
   kAutoGds = 5,  // Only as a request: kAuto, but kGds instead of kDirect where it is available.
+  kPages = 6,    // To load: the GPU fetches the pages of the page cache.
 };
 
 // Same numbers as gpushm_file_reason.
@@ -38,11 +39,23 @@ inline constexpr uint64_t kDirectMinBytes = uint64_t{256} << 20;
 // O_DIRECT moves whole blocks. No Linux file system needs a larger block.
 inline constexpr uint64_t kDirectAlignBytes = 4096;
 
+// Smaller files are copied: registering costs more than it saves.
+inline constexpr uint64_t kPagesMinBytes = uint64_t{16} << 20;
+
 struct FilePlan {
   FileWay way = FileWay::kCached;
   FileReason reason = FileReason::kUnknown;
-  bool try_gds = false;  // With kDirect: prefer kGds if the transfer finds it available.
+  bool try_gds = false;    // With kDirect: prefer kGds if the transfer finds it available.
+  bool try_pages = false;  // With kCached: the transfer may use kPages (TransferJob::try_pages).
 };
+
+// What the GPU would fetch of a file that is in the page cache.
+enum class PageSize {
+  kNone,   // The file system is not known to serve its files from the page cache alone.
+  kSmall,  // Most folios have one page, as on tmpfs.
+  kLarge,
+};
+PageSize PagesOf(int file);
 
 // Whether the caller leaves the choice to gpushm.
 constexpr bool IsOpen(FileWay asked) {
@@ -59,6 +72,6 @@ Result<FilePlan> PlanWrite(int file, uint64_t size_bytes, FileWay asked);
 // The method that fits a descriptor as it is; somebody else planned it.
 FileWay WayOf(int file);
 
-std::string_view NameOf(FileWay way);  // "page-cache", "direct", "stream", "gds"
+std::string_view NameOf(FileWay way);  // "page-cache", "direct", "stream", "gds", "pages"
 
 }  // namespace gpushm

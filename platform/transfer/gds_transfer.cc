@@ -70,7 +70,7 @@ Result<void> SaveTail(const CudaApi& api, const TransferJob& job, uint64_t offse
 }  // namespace
 
 Result<TransferReport> LoadByGds(const CudaApi& api, const TransferJob& job) {
-  TransferReport report;
+  TransferReport report{.way = FileWay::kGds};
   const int64_t start_ns = MonotonicNs();
   const uint64_t whole = WholeBlocks(job);
   bool at_end = false;
@@ -97,7 +97,7 @@ Result<TransferReport> LoadByGds(const CudaApi& api, const TransferJob& job) {
 }
 
 Result<TransferReport> SaveByGds(const CudaApi& api, const TransferJob& job) {
-  TransferReport report;
+  TransferReport report{.way = FileWay::kGds};
   const int64_t start_ns = MonotonicNs();
   const uint64_t whole = WholeBlocks(job);
   while (report.bytes < whole) {

@@ -74,17 +74,25 @@ void PinnedPool::Give(const CudaApi& api, PinnedBuffer buffer) {
   kept_.push_back({&api, *context, id, std::move(buffer)});
 }
 
+void PinnedPool::Give(FilePages pages) {
+  if (!AnyStreamWaits()) return Trim();  // This function's end also unregisters these.
+  const std::lock_guard lock(mutex_);
+  kept_pages_.push_back(std::move(pages));
+}
+
 size_t PinnedPool::size() {
   const std::lock_guard lock(mutex_);
-  return kept_.size();
+  return kept_.size() + kept_pages_.size();
 }
 
 void PinnedPool::Trim() {
   if (AnyStreamWaits()) return;
   std::vector<Kept> freed;
+  std::vector<FilePages> freed_pages;  // Its destructor unregisters them.
   {
     const std::lock_guard lock(mutex_);
     freed.swap(kept_);
+    freed_pages.swap(kept_pages_);
   }
   // Checked and freed one by one: each may take as long as the process's work on the GPU.
   for (Kept& kept : freed) {

@@ -16,6 +16,7 @@
 #include "platform/base/status.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
+#include "platform/transfer/file_pages.h"
 
 namespace gpushm {
 
@@ -29,6 +30,8 @@ class PinnedPool {
   // Takes back a buffer that no copy uses any more. Unless a stream waits, frees it and everything
   // else here.
   void Give(const CudaApi& api, PinnedBuffer buffer);
+  // The same for a file's pages, which nobody takes again.
+  void Give(FilePages pages);
   // Frees everything here, unless a stream waits. Takes as long as the process's work on the GPU.
   void Trim();
   size_t size();
@@ -46,7 +49,9 @@ class PinnedPool {
   };
 
   std::mutex mutex_;
-  std::vector<Kept> kept_;  // Guarded by mutex_.
+  // Guarded by mutex_:
+  std::vector<Kept> kept_;
+  std::vector<FilePages> kept_pages_;
 };
 
 // A buffer taken from the pool; the destructor gives it back.

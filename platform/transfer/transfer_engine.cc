@@ -1,21 +1,26 @@
 #include "platform/transfer/transfer_engine.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "platform/base/clock.h"
 #include "platform/driver/device.h"
 #include "platform/driver/stream_waits.h"
+#include "platform/transfer/file_copies.h"
 #include "platform/transfer/file_io.h"
+#include "platform/transfer/file_pages.h"
 #include "platform/transfer/gds_transfer.h"
+#include "platform/transfer/page_load.h"
 #include "platform/transfer/pinned_pool.h"
 
 namespace gpushm {
 namespace {
 
-// Copies of the first chunk that measure the interconnect; the best one counts.
-constexpr int kMeasuredCopies = 4;
 // Minimum number of chunks of a transfer if the caller leaves their size open, unless they would be
 // smaller than kLeastDividedBytes.
 constexpr uint64_t kLeastTurns = 6;
@@ -42,24 +47,17 @@ class Lane {
   Result<void> Wait() const {
     return api_->Check(api_->cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
   }
-  // `piece` is within the chunk.
-  Result<void> ToDevice(CUdeviceptr to, const TransferSegment& piece) const {
-    return api_->Check(api_->cuMemcpyHtoDAsync(to + piece.buffer_offset,
-                                               memory_.data() + (piece.file_offset - offset),
-                                               piece.bytes, stream_.get()),
-                       "cuMemcpyHtoDAsync");
-  }
-  Result<void> FromDevice(CUdeviceptr from, const TransferSegment& piece) const {
-    return api_->Check(
-        api_->cuMemcpyDtoHAsync(memory_.data() + (piece.file_offset - offset),
-                                from + piece.buffer_offset, piece.bytes, stream_.get()),
-        "cuMemcpyDtoHAsync");
+  bool IsDone() const { return api_->cuStreamQuery(stream_.get()) != CUDA_ERROR_NOT_READY; }
+  // Begins to copy the chunk's bytes that belong into the buffer, or come from there.
+  Result<void> Copy(const TransferJob& job, CopyTo to) const {
+    return QueueCopies(*api_, job, to, memory_.data(), offset, size_bytes, stream_.get());
   }
   std::byte* data() const { return memory_.data(); }
 
   // Position in the file of the chunk in progress; 0 bytes: none.
   uint64_t offset = 0;
   uint64_t size_bytes = 0;
+  uint64_t wanted_bytes = 0;  // To load: what the reader was asked for.
 
  private:
   Lane(const CudaApi& api, Stream stream, PooledBuffer memory)
@@ -94,48 +92,12 @@ Result<std::vector<Lane>> CreateLanes(const CudaApi& api, const TransferJob& job
   return lanes;
 }
 
-// Calls `copy` for each piece of the chunk that belongs into the buffer, or comes from there.
-template <typename Copy>
-Result<void> ForEachPiece(const TransferJob& job, const Lane& lane, Copy copy) {
-  const uint64_t end = lane.offset + lane.size_bytes;
-  if (job.segments.empty()) {
-    return copy(TransferSegment{lane.offset, lane.offset, lane.size_bytes});
-  }
-  const auto ends_after = [](uint64_t offset, const TransferSegment& segment) {
-    return offset < segment.file_offset + segment.bytes;
-  };
-  auto at = std::upper_bound(job.segments.begin(), job.segments.end(), lane.offset, ends_after);
-  for (; at != job.segments.end() && at->file_offset < end; ++at) {
-    const uint64_t skipped = lane.offset - std::min(lane.offset, at->file_offset);
-    const uint64_t from = at->file_offset + skipped;
-    const uint64_t bytes = std::min(at->file_offset + at->bytes, end) - from;
-    if (auto done = copy(TransferSegment{from, at->buffer_offset + skipped, bytes}); !done) {
-      return done;
-    }
-  }
-  return {};
-}
-
-// Measures what `copy` starts on the lane while nothing else is in progress. The bytes go to their
-// final place, so copying them several times is harmless.
-template <typename Copy>
-Result<uint64_t> MeasureLink(const Lane& lane, Copy copy) {
-  int64_t best_ns = INT64_MAX;
-  for (int i = 0; i < kMeasuredCopies; ++i) {
-    const int64_t start_ns = MonotonicNs();
-    if (auto done = copy(); !done) return std::unexpected(done.error());
-    if (auto done = lane.Wait(); !done) return std::unexpected(done.error());
-    best_ns = std::min(best_ns, std::max<int64_t>(MonotonicNs() - start_ns, 1));
-  }
-  return static_cast<uint64_t>(static_cast<double>(lane.size_bytes) * 1e9 /
-                               static_cast<double>(best_ns));
-}
-
 // One transfer in progress: its lanes in a ring, and its future report.
 class Transfer {
  public:
   Transfer(const CudaApi& api, const TransferJob& job)
-      : api_(api), job_(job), chunk_(ChunkFor(job)) {
+      : api_(api), job_(job), chunk_(ChunkFor(job)), rest_(job.size_bytes) {
+    report_.way = job.way;
     report_.link_bytes_per_second = job.link_bytes_per_second;
   }
 
@@ -144,45 +106,74 @@ class Transfer {
 
  private:
   Result<void> Start();
-  Result<void> Tick() const { return CallProgress(job_.progress, report_.bytes); }
+  Result<void> Tick() const {
+    return CallProgress(job_.progress, report_.bytes + (pages_ ? pages_->arrived_bytes() : 0));
+  }
+  void NoteEnd() { report_.moving_ns = MonotonicNs() - start_ns_ - measuring_ns_; }
   // Waits for the lane's copy; its bytes have then arrived.
   Result<void> Arrive(Lane& lane);
   template <typename Copy>
-  Result<void> Measure(const Lane& lane, Copy copy);
+  Result<void> Measure(uint64_t size_bytes, Copy copy);
+  // Sets pages_ if the load goes by pages.
+  Result<PageUse> BeginPages();
+  // Copies what nobody has taken of the file, or a stream to its end.
+  Result<void> LoadByCopies(uint32_t helpers);
+  Result<void> CopyRest(FileReader& reader);
   Result<void> ReadUpTo(size_t last, FileReader& reader);
+  template <typename Ready>
+  Result<void> FetchPagesUntil(Ready ready);
   Result<void> Drain(Lane& lane, FileWriter& writer);
 
   const CudaApi& api_;
   const TransferJob& job_;
   const uint64_t chunk_;
+  FileRest rest_;
+  std::optional<PageWindow> own_window_;
+  std::unique_ptr<PageLoad> pages_;  // It takes from the front, and the lanes from the back.
   std::vector<Lane> lanes_;
-  size_t begun_ = 0;  // Number of chunks whose reading has begun.
+  size_t begun_ = 0;     // Number of chunks whose reading has begun,
+  size_t turn_ = 0;      // and whose copy has begun.
+  bool at_end_ = false;  // The file or stream has ended.
   TransferReport report_;
   int64_t start_ns_ = 0;
   int64_t measuring_ns_ = 0;
 };
 
 Result<void> Transfer::Start() {
+  if (!lanes_.empty()) return {};
   Result<std::vector<Lane>> lanes = CreateLanes(api_, job_, chunk_);
   if (!lanes) return std::unexpected(lanes.error());
   lanes_ = std::move(*lanes);
-  start_ns_ = MonotonicNs();
+  if (start_ns_ == 0) start_ns_ = MonotonicNs();
+  return {};
+}
+
+// Uses the time in which a lane or a reader is not ready.
+template <typename Ready>
+Result<void> Transfer::FetchPagesUntil(Ready ready) {
+  while (pages_ && !ready()) {
+    const Result<bool> more = pages_->Step();
+    if (!more) return std::unexpected(more.error());
+    if (!*more) break;
+  }
   return {};
 }
 
 Result<void> Transfer::Arrive(Lane& lane) {
   if (lane.size_bytes == 0) return {};
+  if (auto done = FetchPagesUntil([&] { return lane.IsDone(); }); !done) return done;
   if (auto done = lane.Wait(); !done) return done;
   report_.bytes += std::exchange(lane.size_bytes, 0);
   return {};
 }
 
+// The bytes go to their final place, so copying them several times is harmless.
 template <typename Copy>
-Result<void> Transfer::Measure(const Lane& lane, Copy copy) {
-  if (report_.link_bytes_per_second != 0 || lane.size_bytes < kMeasuredBytes) return {};
+Result<void> Transfer::Measure(uint64_t size_bytes, Copy copy) {
+  if (report_.link_bytes_per_second != 0 || size_bytes < kMeasuredBytes) return {};
   if (!job_.segments.empty()) return {};  // Pieces can be small.
   const int64_t start_ns = MonotonicNs();
-  const Result<uint64_t> measured = MeasureLink(lane, copy);
+  const Result<uint64_t> measured = MeasureLink(size_bytes, copy);
   if (!measured) return std::unexpected(measured.error());
   report_.link_bytes_per_second = *measured;
   measuring_ns_ += MonotonicNs() - start_ns;
@@ -191,60 +182,120 @@ Result<void> Transfer::Measure(const Lane& lane, Copy copy) {
 
 // Begins to read chunks up to number `last`, each into a lane whose copy has arrived.
 Result<void> Transfer::ReadUpTo(size_t last, FileReader& reader) {
-  for (; begun_ <= last && begun_ * chunk_ < job_.size_bytes; ++begun_) {
+  for (; begun_ <= last && !rest_.empty(); ++begun_) {
     Lane& lane = lanes_[begun_ % lanes_.size()];
     if (auto done = Arrive(lane); !done) return done;
     if (auto done = Tick(); !done) return done;
-    lane.offset = begun_ * chunk_;
-    reader.Begin(lane.data(), std::min(chunk_, job_.size_bytes - lane.offset), lane.offset);
+    const FileRange next = pages_ ? rest_.TakeBack(chunk_) : rest_.TakeFront(chunk_);
+    if (next.bytes == 0) return {};
+    lane.offset = next.offset;
+    lane.wanted_bytes = next.bytes;
+    reader.Begin(lane.data(), next.bytes, next.offset);
   }
   return {};
 }
 
-Result<TransferReport> Transfer::Load() {
-  if (auto done = Start(); !done) return std::unexpected(done.error());
-  const StreamTick tick = [this] { return Tick(); };
-  FileReader reader(job_.file, job_.way, job_.threads, job_.size_bytes, tick);
+Result<void> Transfer::CopyRest(FileReader& reader) {
   // So helpers can continue with the next chunks while the slowest of them ends this one.
   const size_t ahead = reader.ReadsAhead() ? lanes_.size() - 1 : 1;
-  uint64_t offset = 0;
-  size_t turn = 0;
   // The first chunk is read alone: its copy measures the interconnect while nothing else is in
   // progress.
-  if (auto done = ReadUpTo(turn, reader); !done) return std::unexpected(done.error());
-  for (bool at_end = false; turn < begun_ && !at_end; ++turn) {
-    Lane& lane = lanes_[turn % lanes_.size()];
-    const uint64_t wanted = std::min(chunk_, job_.size_bytes - offset);
+  if (auto done = ReadUpTo(turn_, reader); !done) return done;
+  for (; turn_ < begun_ && !at_end_; ++turn_) {
+    Lane& lane = lanes_[turn_ % lanes_.size()];
+    if (auto done = FetchPagesUntil([&] { return reader.IsReady(); }); !done) return done;
     const Result<uint64_t> part = reader.End();
     if (!part) return std::unexpected(part.error());
-    at_end = *part < wanted;
+    at_end_ = *part < lane.wanted_bytes;
     if (*part == 0) break;
     lane.size_bytes = *part;
-    const auto copy = [&] {
-      return ForEachPiece(job_, lane, [&](const TransferSegment& piece) {
-        return lane.ToDevice(job_.address, piece);
-      });
-    };
-    if (auto done = Measure(lane, copy); !done) return std::unexpected(done.error());
-    if (auto done = copy(); !done) return std::unexpected(done.error());
-    offset += *part;
-    if (at_end) continue;
+    const auto copy = [&] { return lane.Copy(job_, CopyTo::kDevice); };
+    if (!pages_) {
+      const auto copy_alone = [&] {
+        auto done = copy();
+        return done ? lane.Wait() : done;
+      };
+      if (auto done = Measure(lane.size_bytes, copy_alone); !done) return done;
+    }
+    if (auto done = copy(); !done) return done;
+    if (at_end_) continue;
     // The other lanes' copies run while these are filled.
-    if (auto done = ReadUpTo(turn + ahead, reader); !done) return std::unexpected(done.error());
+    if (auto done = ReadUpTo(turn_ + ahead, reader); !done) return done;
   }
-  for (size_t i = 0; i < lanes_.size(); ++i, ++turn) {
-    if (auto done = Arrive(lanes_[turn % lanes_.size()]); !done) {
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    if (auto done = Arrive(lanes_[(turn_ + i) % lanes_.size()]); !done) return done;
+  }
+  return {};
+}
+
+Result<void> Transfer::LoadByCopies(uint32_t helpers) {
+  if (at_end_ || (rest_.empty() && job_.way != FileWay::kStream)) return {};
+  if (auto done = Start(); !done) return done;
+  const StreamTick tick = [this] { return Tick(); };
+  const FileWay way = job_.way == FileWay::kPages ? FileWay::kCached : job_.way;
+  FileReader reader(job_.file, way, helpers, job_.size_bytes, tick);
+  if (auto done = CopyRest(reader); !done) return done;
+  NoteEnd();
+  if (way != FileWay::kStream || report_.bytes != job_.size_bytes) return {};
+  const Result<bool> at_end = reader.AtEnd();
+  if (!at_end) return std::unexpected(at_end.error());
+  if (*at_end) return {};
+  return Fail(Code::kInvalidArgument,
+              Concat("the stream has more than the ", job_.size_bytes, " bytes of the buffer"),
+              "load into a larger buffer");
+}
+
+Result<PageUse> Transfer::BeginPages() {
+  const bool asked = job_.way == FileWay::kPages;
+  if (!asked && !job_.try_pages) return PageUse::kNone;
+  PageUse use = ChoosePages(job_.threads, PagesOf(job_.file), job_.size_bytes);
+  if (asked && use == PageUse::kNone) use = PageUse::kAlone;
+  // While a stream waits, pages cannot be unregistered.
+  if (use == PageUse::kNone || (!asked && StreamWaits::Instance(api_).AnyPending())) {
+    return PageUse::kNone;
+  }
+  start_ns_ = MonotonicNs();
+  PageWindow* const window = job_.window != nullptr ? job_.window : &own_window_.emplace();
+  Result<std::unique_ptr<PageLoad>> begun = PageLoad::Begin(api_, job_, use, &rest_, window);
+  if (begun) {
+    pages_ = std::move(*begun);
+    report_.way = FileWay::kPages;
+    return use;
+  }
+  if (asked) {
+    return Fail(Code::kUnsupported,
+                Concat("the pages of this file cannot be used: ", begun.error().what()),
+                "let gpushm choose the method, or use the page cache");
+  }
+  start_ns_ = 0;
+  return PageUse::kNone;
+}
+
+Result<TransferReport> Transfer::Load() {
+  const Result<PageUse> use = BeginPages();
+  if (!use) return std::unexpected(use.error());
+  if (pages_) {
+    if (auto done = Measure(pages_->first_bytes(), [this] { return pages_->CopyFirst(); }); !done) {
       return std::unexpected(done.error());
     }
   }
-  report_.moving_ns = MonotonicNs() - start_ns_ - measuring_ns_;
-  if (job_.way == FileWay::kStream && offset == job_.size_bytes) {
-    const Result<bool> at_end = reader.AtEnd();
-    if (!at_end) return std::unexpected(at_end.error());
-    if (!*at_end) {
-      return Fail(Code::kInvalidArgument,
-                  Concat("the stream has more than the ", job_.size_bytes, " bytes of the buffer"),
-                  "load into a larger buffer");
+  if (*use == PageUse::kAlone) {
+    if (auto done = pages_->Run([this] { return Tick(); }); !done) {
+      return std::unexpected(done.error());
+    }
+    NoteEnd();
+  }
+  const uint32_t helpers = *use == PageUse::kMixed ? MixedHelpers(job_.threads) : job_.threads;
+  if (auto done = LoadByCopies(helpers); !done) return std::unexpected(done.error());
+  if (pages_) {
+    if (auto done = pages_->Wait(); !done) return std::unexpected(done.error());
+    if (*use == PageUse::kMixed) NoteEnd();
+    report_.bytes += pages_->arrived_bytes();
+    pages_.reset();
+    // The pages of a file that was cut meanwhile still had their bytes.
+    struct stat info{};
+    if (fstat(job_.file, &info) == 0) {
+      report_.bytes = std::min(report_.bytes, static_cast<uint64_t>(info.st_size));
     }
   }
   if (auto done = Tick(); !done) return std::unexpected(done.error());
@@ -275,11 +326,15 @@ Result<TransferReport> Transfer::Save() {
         const auto head = job_.head.subspan(offset);
         std::copy_n(head.begin(), std::min<uint64_t>(head.size(), lane.size_bytes), lane.data());
       }
-      return ForEachPiece(job_, lane, [&](const TransferSegment& piece) {
-        return lane.FromDevice(job_.address, piece);
-      });
+      return lane.Copy(job_, CopyTo::kHost);
     };
-    if (auto done = Measure(lane, copy); !done) return std::unexpected(done.error());
+    const auto copy_alone = [&] {
+      auto done = copy();
+      return done ? lane.Wait() : done;
+    };
+    if (auto done = Measure(lane.size_bytes, copy_alone); !done) {
+      return std::unexpected(done.error());
+    }
     if (auto done = copy(); !done) return std::unexpected(done.error());
   }
   for (size_t i = 0; i < lanes_.size(); ++i, ++turn) {
@@ -288,7 +343,7 @@ Result<TransferReport> Transfer::Save() {
     }
   }
   if (auto done = writer.Finish(report_.bytes); !done) return std::unexpected(done.error());
-  report_.moving_ns = MonotonicNs() - start_ns_ - measuring_ns_;
+  NoteEnd();
   return report_;
 }
 

@@ -1,6 +1,7 @@
 // Moves bytes between a file and GPU memory through a ring of chunks of pinned host memory. Each
-// chunk has its own stream: while the file is read into one chunk, the GPU fetches the others. The
-// library and the broker's loader share this code.
+// chunk has its own stream: while the file is read into one chunk, the GPU fetches the others. A
+// load from the page cache also goes by the file's own pages (page_load.h). The library and the
+// broker's loader share this code.
 //
 // Threads: a call belongs to one thread and uses its current context. It returns when all of its
 // work on the GPU has ended, also on failure. Helper threads exist only during the call.
@@ -20,6 +21,7 @@
 namespace gpushm {
 
 class GdsFile;
+class PageWindow;
 
 // The defaults for 0 in a job; docs/guides/transfers.md has the measurements. Two chunks overlap
 // file and GPU, and the third absorbs a short delay of the file.
@@ -50,6 +52,11 @@ struct TransferSegment {
 struct TransferJob {
   int file = -1;
   FileWay way = FileWay::kCached;  // With kDirect and kGds, the descriptor has O_DIRECT.
+  // With kCached, to load: uses kPages where that is better and the driver accepts the pages.
+  bool try_pages = false;
+  // Where registered pages stay; only its owner knows when they are not in the way. Null: until the
+  // call returns.
+  PageWindow* window = nullptr;
   // With kGds, the same file as OpenGds opened it. Nobody else needs it once the transfer has
   // ended.
   std::shared_ptr<const GdsFile> gds{};
@@ -75,6 +82,8 @@ struct TransferJob {
 
 struct TransferReport {
   uint64_t bytes = 0;
+  // As in the job, or kPages after `try_pages`. Helpers may have copied a part of the file.
+  FileWay way = FileWay::kAuto;
   // From the first byte to the last one, without pinning, measuring the interconnect, and fsync.
   int64_t moving_ns = 0;
   // Speed between pinned host memory and the GPU: the best of a few copies of one chunk. 0: not

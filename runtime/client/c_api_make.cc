@@ -112,7 +112,7 @@ Result<TransferRequest> ReadTransfer(const char* path, const gpushm_transfer_opt
         Concat("transfer_options: whole is ", given->whole, " and reserved1 is ", given->reserved1),
         "whole is 0 or 1, and reserved fields are 0");
   }
-  if (given->file_method > GPUSHM_FILE_AUTO_GDS || given->file_method == GPUSHM_FILE_STREAM) {
+  if (given->file_method > GPUSHM_FILE_PAGES || given->file_method == GPUSHM_FILE_STREAM) {
     return Fail(Code::kInvalidArgument,
                 Concat("transfer_options.file_method is ", given->file_method),
                 "use a value of gpushm_file_method other than GPUSHM_FILE_STREAM");

@@ -4,6 +4,7 @@
 #include "contract/tensors/plan.h"
 #include "contract/tensors/table.h"
 #include "platform/base/sealed_memory.h"
+#include "platform/transfer/file_pages.h"
 #include "platform/transfer/gds_file.h"
 #include "platform/transfer/transfer_engine.h"
 #include "runtime/client/borrowed_context.h"
@@ -80,16 +81,17 @@ TransferJob JobFor(const OpenFile& file, const TransferOptions& options) {
   TransferJob job;
   job.file = file.fd;
   job.way = file.plan.way;
+  job.try_pages = file.plan.try_pages;
   job.chunk_bytes = options.chunk_bytes;
   job.chunks = options.chunks;
   job.threads = options.threads;
   return job;
 }
 
-TransferOutcome OutcomeOf(const TransferReport& report, FileWay way) {
+TransferOutcome OutcomeOf(const TransferReport& report) {
   return {.bytes = report.bytes,
           .elapsed_ns = 0,
-          .file = {.way = way},
+          .file = {.way = report.way},
           .moving_ns = report.moving_ns,
           .link_bytes_per_second = report.link_bytes_per_second};
 }
@@ -332,6 +334,9 @@ Result<TransferOutcome> Client::Fill(Attachment* attachment, const LoadSource& s
   const bool published = !attachment->unpublished();
   const OpenFile& first = source.parts.front().file;
   TransferJob job = JobFor(first, options);
+  // Its pages are unregistered at the end, when everybody knows that the content is complete.
+  PageWindow window;
+  job.window = &window;
   bool begun = false;  // As far as the broker knows, or may know.
   const auto load = [&]() -> Result<TransferReport> {
     // Made before anything is overwritten, because it may not fit into the container's memory.
@@ -383,7 +388,7 @@ Result<TransferOutcome> Client::Fill(Attachment* attachment, const LoadSource& s
   // An unpublished generation ends with its lease, and its holder may load it again.
   if (!loaded && begun && published) GiveContentUp(attachment, detaches);
   if (!loaded) return std::unexpected(loaded.error());
-  return OutcomeOf(*loaded, job.way);
+  return OutcomeOf(*loaded);
 }
 
 Result<TransferReport> Client::CopyParts(const LoadSource& source, TransferJob job,
@@ -395,6 +400,7 @@ Result<TransferReport> Client::CopyParts(const LoadSource& source, TransferJob j
     job.file = part.file.fd;
     if (source.has_tensors()) {
       job.way = part.file.plan.way;
+      job.try_pages = part.file.plan.try_pages;
       job.size_bytes = part.file.size_bytes;
       job.segments = part.segments;
     }
@@ -411,6 +417,7 @@ Result<TransferReport> Client::CopyParts(const LoadSource& source, TransferJob j
                   "the file was shortened during the load: load it again");
     }
     before_bytes += copied->bytes;
+    whole.way = copied->way;
     whole.moving_ns += copied->moving_ns;
     whole.link_bytes_per_second = copied->link_bytes_per_second;
   }
@@ -457,7 +464,7 @@ Result<TransferOutcome> Client::Write(Attachment* attachment, const OpenFile& fi
   if (saved) KeepLink(facts.gpu, Direction::kSave, saved->link_bytes_per_second);
   if (!going) return std::unexpected(going.error());
   if (!saved) return std::unexpected(saved.error());
-  return OutcomeOf(*saved, job.way);
+  return OutcomeOf(*saved);
 }
 
 }  // namespace gpushm::client

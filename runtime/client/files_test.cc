@@ -201,6 +201,7 @@ TEST_F(ClientTest, LoadsWithTheThreadsThatWereAskedFor) {
   const auto threads_of = [&](uint32_t threads) {
     Seen seen{.before = CountThreads(), .most = 0};
     auto options = Sized<gpushm_transfer_options>();
+    options.file_method = GPUSHM_FILE_CACHED;
     options.threads = threads;
     options.user = &seen;
     options.progress = [](void* user, uint64_t, uint64_t) {
@@ -222,6 +223,32 @@ TEST_F(ClientTest, LoadsWithTheThreadsThatWereAskedFor) {
   EXPECT_EQ(of_driver, kTransferChunks);
   EXPECT_EQ(threads_of(5), of_driver + 5);
   EXPECT_EQ(threads_of(0), of_driver + UsefulHelpers());
+}
+
+TEST_F(ClientTest, LoadsThePagesOfAFile) {
+  constexpr uint64_t kBytes = 20 * kMiB;
+  broker_->Add("weights", 5, kBytes, api_);
+  Open();
+  const std::string path = folder_.path() + "/in.bin";
+  std::string content(kBytes - 100, '\0');
+  for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 7 / 3);
+  std::ofstream(path, std::ios::binary) << content;
+  auto options = Sized<gpushm_transfer_options>();
+  auto result = Sized<gpushm_transfer_result>();
+  options.file_method = GPUSHM_FILE_PAGES;
+  ASSERT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, &result), GPUSHM_OK)
+      << gpushm_last_error()->text;
+  EXPECT_EQ(result.bytes, content.size());
+  EXPECT_EQ(result.file_method, GPUSHM_FILE_PAGES);
+  EXPECT_EQ(result.file_reason, GPUSHM_FILE_REASON_ASKED);
+  const std::string copy = folder_.path() + "/out.bin";
+  EXPECT_EQ(gpushm_save(client_.get(), "weights", copy.c_str(), &options, &result),
+            GPUSHM_UNSUPPORTED);
+  options.file_method = GPUSHM_FILE_AUTO;
+  ASSERT_EQ(gpushm_save(client_.get(), "weights", copy.c_str(), &options, &result), GPUSHM_OK)
+      << gpushm_last_error()->text;
+  std::ifstream in(copy, std::ios::binary);
+  EXPECT_TRUE(std::string((std::istreambuf_iterator<char>(in)), {}) == content);
 }
 
 // Goal: GPUDirect Storage through the C ABI: requested, refused, and abandoned at the deadline.
@@ -282,7 +309,7 @@ TEST_F(ClientTest, TransferOptionsAreChecked) {
   using Options = gpushm_transfer_options;
   EXPECT_EQ(load(path.c_str(), [](Options* o) { o->file_method = GPUSHM_FILE_STREAM; }),
             GPUSHM_INVALID_ARGUMENT);
-  EXPECT_EQ(load(path.c_str(), [](Options* o) { o->file_method = GPUSHM_FILE_AUTO_GDS + 1; }),
+  EXPECT_EQ(load(path.c_str(), [](Options* o) { o->file_method = GPUSHM_FILE_PAGES + 1; }),
             GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(load(path.c_str(), [](Options* o) { o->chunks = 1; }), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(load(path.c_str(), [](Options* o) { o->threads = 65; }), GPUSHM_INVALID_ARGUMENT);

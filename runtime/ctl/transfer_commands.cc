@@ -96,6 +96,7 @@ uint32_t FileMethodOf(std::string_view method) {
   return method == "page-cache" ? GPUSHM_FILE_CACHED
          : method == "direct"   ? GPUSHM_FILE_DIRECT
          : method == "gds"      ? GPUSHM_FILE_GDS
+         : method == "pages"    ? GPUSHM_FILE_PAGES
                                 : GPUSHM_FILE_AUTO_GDS;
 }
 
@@ -187,9 +188,10 @@ Result<ExitCode> RunTransfer(const Context& context, const TransferArguments& ar
 void AddOptions(CLI::App* command, TransferArguments* arguments) {
   command
       ->add_option("--file-method", arguments->file_method,
-                   "How the file is read or written: page-cache, direct (O_DIRECT), gds (GPUDirect "
-                   "Storage), or auto")
-      ->check(CLI::IsMember({"auto", "page-cache", "direct", "gds"}))
+                   "How the file is read or written: page-cache, pages (the GPU fetches the page "
+                   "cache's own pages; to load), direct (O_DIRECT), gds (GPUDirect Storage), or "
+                   "auto")
+      ->check(CLI::IsMember({"auto", "page-cache", "pages", "direct", "gds"}))
       ->capture_default_str();
   AddBytesOption(command, "--chunk", &arguments->chunk_bytes,
                  "Size of each pinned chunk, 1Mi to 1Gi (default 16Mi, less for small files)");

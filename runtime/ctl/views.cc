@@ -219,7 +219,8 @@ std::string FileMethodName(uint32_t method) {
                  {GPUSHM_FILE_CACHED, "page-cache"},
                  {GPUSHM_FILE_DIRECT, "direct"},
                  {GPUSHM_FILE_STREAM, "stream"},
-                 {GPUSHM_FILE_GDS, "gds"}},
+                 {GPUSHM_FILE_GDS, "gds"},
+                 {GPUSHM_FILE_PAGES, "pages"}},
                 method);
 }
 

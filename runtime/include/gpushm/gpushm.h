@@ -621,7 +621,11 @@ typedef enum gpushm_file_method {
   /* GPUDirect Storage: from the disk to the GPU, without a copy in host memory. UNSUPPORTED if that
    * is impossible. cuFile starts threads of its own in the process that does it. */
   GPUSHM_FILE_GDS = 4,
-  GPUSHM_FILE_AUTO_GDS = 5 /* Options only: as AUTO, with GDS for DIRECT if possible. */
+  GPUSHM_FILE_AUTO_GDS = 5, /* Options only: as AUTO, with GDS for DIRECT if possible. */
+  /* To load: the GPU fetches the pages of the page cache, without a copy by the processor; with
+   * enough processors, helpers copy a part of the file meanwhile. UNSUPPORTED if the driver does
+   * not register the file's pages. */
+  GPUSHM_FILE_PAGES = 6
 } gpushm_file_method;
 
 /* Why the library chose that method. */
@@ -683,7 +687,7 @@ typedef struct gpushm_transfer_result {
   size_t struct_size;
   uint64_t bytes;
   int64_t elapsed_ns;   /* Of the whole call. */
-  uint32_t file_method; /* gpushm_file_method: CACHED, DIRECT, STREAM or GDS. */
+  uint32_t file_method; /* gpushm_file_method: CACHED, DIRECT, STREAM, GDS or PAGES. */
   uint32_t file_reason; /* gpushm_file_reason */
   /* Of it, from the first byte to the last: without connecting, making a context, pinning memory,
    * measuring the link and fsync. */
