@@ -2,11 +2,14 @@
 
 #include <dlfcn.h>
 
+#include <compare>
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "platform/base/per_process.h"
 
@@ -22,7 +25,22 @@ bool Resolve(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
-Result<std::unique_ptr<const Api>> Open(const std::string& folder) {
+struct Choice {
+  std::string folder;
+  bool may_copy;
+  auto operator<=>(const Choice&) const = default;
+};
+
+// The only place that reads the environment for cuFile.
+Choice ChoiceFromEnvironment() {
+  const char* const folder = std::getenv("GPUSHM_CUFILE");
+  const char* const compat = std::getenv("GPUSHM_CUFILE_COMPAT");
+  return {.folder = folder == nullptr ? "" : folder,
+          .may_copy = compat != nullptr && std::string_view(compat) == "1"};
+}
+
+Result<std::unique_ptr<const Api>> Open(const Choice& choice) {
+  const std::string& folder = choice.folder;
   const std::string path = folder.empty() ? "libcufile.so.0" : folder + "/libcufile.so.0";
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (library == nullptr) {
@@ -32,6 +50,7 @@ Result<std::unique_ptr<const Api>> Open(const std::string& folder) {
                 "install NVIDIA's libcufile, or set GPUSHM_CUFILE to its folder");
   }
   auto api = std::make_unique<Api>();
+  api->may_copy = choice.may_copy;
   // Since CUDA 12.0, cufile.h defines cuFileDriverClose as this name.
   const bool complete = Resolve(library, "cuFileDriverOpen", api->DriverOpen) &&
                         Resolve(library, "cuFileDriverClose_v2", api->DriverClose) &&
@@ -59,18 +78,18 @@ Result<std::unique_ptr<const Api>> Open(const std::string& folder) {
 Result<const Api*> Api::Load() {
   struct Loaded {
     std::mutex mutex;
-    std::map<std::string, std::unique_ptr<const Api>> by_folder;
+    std::map<Choice, std::unique_ptr<const Api>> by_choice;
   };
   static constinit PerProcess<Loaded> loaded;
-  auto& [mutex, by_folder] = loaded.Get();
-  const char* const named = std::getenv("GPUSHM_CUFILE");
-  const std::string folder = named == nullptr ? "" : named;
+  auto& [mutex, by_choice] = loaded.Get();
+  const Choice choice = ChoiceFromEnvironment();
   const std::lock_guard lock(mutex);
-  if (const auto found = by_folder.find(folder); found != by_folder.end())
+  if (const auto found = by_choice.find(choice); found != by_choice.end()) {
     return found->second.get();
-  Result<std::unique_ptr<const Api>> api = Open(folder);
+  }
+  Result<std::unique_ptr<const Api>> api = Open(choice);
   if (!api) return std::unexpected(api.error());
-  return by_folder.emplace(folder, std::move(*api)).first->second.get();
+  return by_choice.emplace(choice, std::move(*api)).first->second.get();
 }
 
 }  // namespace gpushm::cufile

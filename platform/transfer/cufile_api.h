@@ -69,9 +69,12 @@ struct Api {
   Error (*GetParameterBool)(int, bool*) = nullptr;
   // The path at which nvidia-fs is visible.
   const char* (*DriverPath)() = nullptr;
+  // cuFile may copy through the host, and needs no nvidia-fs then.
+  bool may_copy = false;
 
   // Loads libcufile.so.0 from the folder that GPUSHM_CUFILE names, otherwise from the loader's
-  // search path. Starts nothing. kUnsupported: it is missing or too old.
+  // search path. Starts nothing. kUnsupported: it is missing or too old. GPUSHM_CUFILE_COMPAT=1
+  // sets may_copy: only for tests of this code on a machine without nvidia-fs.
   static Result<const Api*> Load();
 };
 

@@ -106,20 +106,20 @@ class Sessions {
 
  private:
   static Result<void> Open(const cufile::Api& api) {
-    if (access(api.DriverPath(), F_OK) != 0) {
+    if (!api.may_copy && access(api.DriverPath(), F_OK) != 0) {
       return Refuse(Concat("the nvidia-fs driver is not loaded: missing path ", api.DriverPath()),
                     kDriverRemedy);
     }
     // This fails if the application has opened cuFile; then its choice is checked below.
     if (api.SetParameterBool != nullptr) {
-      (void)api.SetParameterBool(cufile::kParameterAllowCompatMode, false);
+      (void)api.SetParameterBool(cufile::kParameterAllowCompatMode, api.may_copy);
     }
     const cufile::Error opened = api.DriverOpen();
     own_ = opened.error == 0;
     if (!own_ && opened.error != cufile::kAlreadyOpen) {
       return Refuse(Describe("cuFileDriverOpen", opened), kDriverRemedy);
     }
-    auto fits = CheckDriver(api);
+    auto fits = api.may_copy ? Result<void>() : CheckDriver(api);
     if (!fits && own_) api.DriverClose();
     return fits;
   }

@@ -4,7 +4,8 @@
 // Invariants
 //   (1) cuFile is not opened if nvidia-fs is missing: it would copy through the host instead, and
 //       leave a log in the working folder.
-//   (2) A file for which cuFile may copy through the host is refused.
+//   (2) A file for which cuFile may copy through the host is refused. GPUSHM_CUFILE_COMPAT=1 lifts
+//       (1) and (2) for tests.
 //   (3) cuFile is open only while a GdsFile exists, unless the application has opened it.
 //   (4) No memory stays registered between two calls.
 //

@@ -192,6 +192,23 @@ TEST_F(GdsTest, WhatIsMissingIsNamed) {
   EXPECT_THAT(opened.error().what(), HasSubstr("cuFile cannot be loaded"));
 }
 
+// Goal: on a machine without nvidia-fs, this code can be driven on the real library, by request
+// only.
+TEST_F(GdsTest, CompatibilityModeIsForTests) {
+  const std::string content = Content(kMiB + 5);
+  const UniqueFd file = Write("in", content);
+  for (const char* told : {"no-driver", "no-systems", "compat"}) {
+    SCOPED_TRACE(told);
+    Tell(told);
+    EXPECT_FALSE(Load(Job(file.get(), content.size())));
+    setenv("GPUSHM_CUFILE_COMPAT", "1", 1);
+    const auto report = Load(Job(file.get(), content.size()));
+    unsetenv("GPUSHM_CUFILE_COMPAT");
+    ASSERT_TRUE(report) << report.error().ToString();
+    EXPECT_TRUE(OnDevice(content.size()) == content);
+  }
+}
+
 TEST_F(GdsTest, TheApplicationsCufileIsCheckedAndStaysOpen) {
   Tell("application");
   const UniqueFd file = Write("in", Content(kMiB));

@@ -91,8 +91,8 @@ class CtlTest : public ::testing::Test {
     setenv("GPUSHM_SIM_DIR", (dir_ / "sim").c_str(), 1);
     setenv("GPUSHM_DIR", (dir_ / "run/app").c_str(), 1);
     setenv("TERM", "xterm", 1);
-    for (const char* unset : {"GPUSHM_SIM_FAULT", "GPUSHM_CUFILE", "GPUSHM_FAKE_CUFILE",
-                              "CUDA_VISIBLE_DEVICES", "NO_COLOR"}) {
+    for (const char* unset : {"GPUSHM_SIM_FAULT", "GPUSHM_CUFILE", "GPUSHM_CUFILE_COMPAT",
+                              "GPUSHM_FAKE_CUFILE", "CUDA_VISIBLE_DEVICES", "NO_COLOR"}) {
       unsetenv(unset);
     }
   }
