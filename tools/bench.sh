@@ -16,6 +16,17 @@ bench_video() {
   python3 "$source/tests/demo/video.py" --build "$folder" "$@" | tee "$results/video.json"
 }
 
+# bench_load [OPTION ...]: loaders of safetensors files side by side, by tests/bench/loaders.py.
+bench_load() {
+  local folder=$root results=$root/bench-results
+  if ! in_pack; then
+    compile dev gpushm-broker gpushmctl gpushm_driver_sim
+    folder=$dev results=$build/bench
+  fi
+  mkdir -p "$results"
+  python3 tests/bench/loaders.py "$folder" --out "$results/loaders.json" "$@" | tee "$results/loaders.md"
+}
+
 # handover_report FOLDER: table and chart of methods to hand over tensors, if that was measured.
 handover_report() {
   local json=$1/bench_handover.json scripts=tests/bench/handover
@@ -27,6 +38,10 @@ handover_report() {
 
 if [ "${1:-}" = video ]; then
   bench_video "${@:2}"
+  exit
+fi
+if [ "${1:-}" = load ]; then
+  bench_load "${@:2}"
   exit
 fi
 programs=$root/bench results=$root/bench-results filter=${1:-.} status=0

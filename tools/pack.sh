@@ -53,7 +53,7 @@ pack_all() {  # FOLDER
   python3 tests/ctest_tools.py gpu "$dev" >"$folder/gpu-tests"
   python3 tests/ctest_tools.py files "$dev" | xargs -r cp -a --parents -t "$folder/source"
   cp "$model" "$folder/models/"
-  cp -a --parents -t "$folder" tests/bench/report.py tests/bench/handover/*.py
+  cp -a --parents -t "$folder" tests/bench/report.py tests/bench/loaders.py tests/bench/handover/*.py
   # Not every executable file is ELF; strip reports the others and continues.
   find "$folder" -type f -perm -u+x -exec strip --strip-debug {} + 2>/dev/null || true
   bundle_libraries "$folder"
