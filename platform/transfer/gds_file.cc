@@ -147,8 +147,9 @@ Result<GdsFile> GdsFile::Open(int file, CUdeviceptr address, uint64_t size_bytes
   cufile::Handle handle = nullptr;
   if (const cufile::Error made = (*api)->HandleRegister(&handle, &descriptor); made.error != 0) {
     return Refuse(Concat("cuFile refuses the file: ", Describe("cuFileHandleRegister", made)),
-                  "use a file system that supports GPUDirect Storage, "
-                  "such as ext4 or XFS on NVMe; gdscheck -p lists them");
+                  "use a file system that supports GPUDirect Storage, such as ext4 or XFS on NVMe "
+                  "(gdscheck -p lists them); cuFile learns from udev which one it is, so a "
+                  "container needs the node's /run/udev");
   }
   opened.handle_ = handle;
   const uint64_t tried = std::min(kTriedBytes, size_bytes / kDirectAlignBytes * kDirectAlignBytes);
