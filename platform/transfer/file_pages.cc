@@ -14,8 +14,8 @@
 namespace gpushm {
 namespace {
 
-// Larger windows are not faster on one processor. Beside helpers that copy, nothing is unregistered
-// before the end, and files are as large as this.
+// From 2 GiB on, larger windows are not faster as a whole. But what fits is unregistered only when
+// the content is complete for everybody, and beside helpers that is the only time for it.
 constexpr uint64_t kMostWindowBytes = uint64_t{16} << 30;
 constexpr uint64_t kPartOfMemory = 4;
 

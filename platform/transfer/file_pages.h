@@ -72,6 +72,7 @@ class PageWindow {
 
   uint64_t most_bytes() const { return most_bytes_; }
   uint64_t registered_bytes() const;
+  bool HasRoom(uint64_t part_bytes) const { return registered_bytes() + part_bytes <= most_bytes_; }
   // Stays until the window's end.
   FilePages& Add(FilePages pages) { return files_.emplace_back(std::move(pages)); }
   // Unless a stream waits.

@@ -15,8 +15,6 @@ constexpr uint64_t kMostPartBytes = uint64_t{128} << 20;
 constexpr uint64_t kMostMixedPartBytes = uint64_t{32} << 20;
 // With a smaller window, copies are as good.
 constexpr uint64_t kLeastWindowBytes = uint64_t{64} << 20;
-// Without helpers, the pages are unregistered when so much is registered.
-constexpr uint64_t kAloneWindowBytes = uint64_t{4} << 30;
 // Parts under way beside helpers. More would hold up the copies of their chunks.
 constexpr size_t kMostMixedQueued = 3;
 // From so many helpers on they are put to use,
@@ -43,18 +41,14 @@ Result<std::unique_ptr<PageLoad>> PageLoad::Begin(const CudaApi& api, const Tran
         "give the container more memory");
   }
   const bool alone = use == PageUse::kAlone;
-  const uint64_t most_bytes =
-      alone ? std::min(window->most_bytes(), kAloneWindowBytes) : window->most_bytes();
-  const uint64_t part_bytes = std::clamp(most_bytes / kPartsOfWindow, kLeastPartBytes,
+  const uint64_t part_bytes = std::clamp(window->most_bytes() / kPartsOfWindow, kLeastPartBytes,
                                          alone ? kMostPartBytes : kMostMixedPartBytes) /
                               kLeastPartBytes * kLeastPartBytes;
   // Beside helpers it would take longer than copies.
-  if ((alone || job.way == FileWay::kPages) &&
-      window->registered_bytes() + part_bytes > most_bytes) {
-    window->Unregister();
-  }
-  if (window->registered_bytes() + part_bytes > most_bytes) {
-    return Fail(Code::kExhausted, Concat(most_bytes, " bytes of pages are registered"),
+  if ((alone || job.way == FileWay::kPages) && !window->HasRoom(part_bytes)) window->Unregister();
+  if (!window->HasRoom(part_bytes)) {
+    return Fail(Code::kExhausted,
+                Concat(window->registered_bytes(), " bytes of pages are registered"),
                 "copy the rest");
   }
   Result<Stream> stream = MakeRunningStream(api);
@@ -63,7 +57,7 @@ Result<std::unique_ptr<PageLoad>> PageLoad::Begin(const CudaApi& api, const Tran
   if (!pages) return std::unexpected(pages.error());
   const FileRange first{0, std::min(part_bytes, job.size_bytes)};
   if (auto done = pages->Register(first); !done) return std::unexpected(done.error());
-  std::unique_ptr<PageLoad> load(new PageLoad(api, job, part_bytes, most_bytes, rest, window,
+  std::unique_ptr<PageLoad> load(new PageLoad(api, job, part_bytes, rest, window,
                                               &window->Add(std::move(*pages)), std::move(*stream)));
   if (auto done = load->Queue(first); !done) return std::unexpected(done.error());
   rest->TakeFront(first.bytes);
@@ -113,17 +107,17 @@ Result<bool> PageLoad::TakePart() {
 Result<bool> PageLoad::Step() {
   CountArrived();
   if (queued_.size() >= kMostMixedQueued) return false;
-  return HasRoom() ? TakePart() : Result<bool>(false);
+  return window_.HasRoom(part_bytes_) ? TakePart() : Result<bool>(false);
 }
 
 Result<void> PageLoad::Run(const std::function<Result<void>()>& tick) {
   for (;;) {
     CountArrived();
     if (auto done = tick(); !done) return done;
-    if (!rest_.empty() && !HasRoom()) {
+    if (!rest_.empty() && !window_.HasRoom(part_bytes_)) {
       if (auto done = Wait(); !done) return done;
       window_.Unregister();
-      if (!HasRoom()) return {};  // A stream waits meanwhile.
+      if (!window_.HasRoom(part_bytes_)) return {};  // A stream waits meanwhile.
     }
     const Result<bool> more = TakePart();
     if (!more) return std::unexpected(more.error());

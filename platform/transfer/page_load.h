@@ -93,18 +93,16 @@ class PageLoad {
     StreamFence behind;
     uint64_t bytes;
   };
-  PageLoad(const CudaApi& api, const TransferJob& job, uint64_t part_bytes, uint64_t most_bytes,
-           FileRest* rest, PageWindow* window, FilePages* pages, Stream stream)
+  PageLoad(const CudaApi& api, const TransferJob& job, uint64_t part_bytes, FileRest* rest,
+           PageWindow* window, FilePages* pages, Stream stream)
       : api_(api),
         job_(job),
         part_bytes_(part_bytes),
-        most_bytes_(most_bytes),
         rest_(*rest),
         window_(*window),
         pages_(*pages),
         stream_(std::move(stream)) {}
 
-  bool HasRoom() const { return window_.registered_bytes() + part_bytes_ <= most_bytes_; }
   Result<bool> TakePart();
   Result<void> Queue(const FileRange& part);
   void CountArrived();
@@ -112,7 +110,6 @@ class PageLoad {
   const CudaApi& api_;
   const TransferJob& job_;
   const uint64_t part_bytes_;
-  const uint64_t most_bytes_;  // Registered at a time.
   FileRest& rest_;
   PageWindow& window_;
   FilePages& pages_;
