@@ -33,7 +33,7 @@ import time
 
 BLOCK = 1 << 20
 SMALL_TENSOR = 64 << 10
-OURS = {"gpushm": [], "gpushm, copies": ["--file-method", "page-cache"], "gpushm, pages": ["--file-method", "pages"]}
+OURS = {"gpushm": [], "gpushm copies": ["--file-method", "page-cache"], "gpushm pages": ["--file-method", "pages"]}
 RIVALS = {  # Name: the module that it needs.
     "safetensors": "safetensors", "instanttensor mmap": "instanttensor", "instanttensor buffered": "instanttensor",
     "fastsafetensors": "fastsafetensors", "runai": "runai_model_streamer"}
@@ -226,22 +226,37 @@ class Bench:
                        "file_method": found[0].get("file_method", ""), "samples": found}
         self.control("rm", buffer)
 
-    def direct_storage(self):
-        """GPUDirect Storage's code on NVIDIA's own library, and what that is worth here."""
-        file, copy = self._folder / "direct", self._folder / "copy"
+    def make_checked(self):
+        """A file whose bytes are compared after a load and a save."""
+        file = self._folder / "checked"
         with open(file, "wb") as made:
             for _ in range(256):
                 made.write(os.urandom(BLOCK))
             made.write(b"the last bytes fill no block")
+        self.control("create", "checked", "257Mi")
+        return file
+
+    def check(self, file):
+        """Fails if one of our ways brings other bytes."""
+        copy = self._folder / "copy"
+        for name, options in OURS.items():
+            for threads in ("0", "7"):
+                self.control("load", "--format", "raw", str(file), "checked", "--threads", threads, *options)
+                self.control("save", "--format", "raw", "checked", str(copy))
+                if not filecmp.cmp(file, copy, shallow=False):
+                    raise RuntimeError(f"{name}, {threads} threads: the buffer has other bytes than the file")
+
+    def direct_storage(self, file):
+        """GPUDirect Storage's code on NVIDIA's own library, and what that is worth here."""
+        copy = self._folder / "copy"
         # cuFile learns from udev on what a file lies. Without udevd, root can write the entry:
         # /run/udev/data/bMAJOR:MINOR with E:ID_FS_USAGE=filesystem and E:ID_FS_TYPE=ext4.
         environment = {"GPUSHM_CUFILE": str(self._arguments.cufile.resolve()),
                        "CUFILE_LOGFILE_PATH": str(self._folder / "cufile.log")}
-        load = ["load", "--format", "raw", str(file), "direct", "--file-method", "gds", "--no-progress", "-o", "json"]
+        load = ["load", "--format", "raw", str(file), "checked", "--file-method", "gds", "--no-progress", "-o", "json"]
         found = {"library": str(self._arguments.cufile), "nvidia_fs": os.path.exists("/proc/driver/nvidia-fs")}
         if not os.path.exists("/proc/modules"):  # libcufile 1.20 looks for its module there, for ever.
             return {**found, "failed": "GPUDirect Storage was not tried: libcufile needs /proc/modules."}
-        self.control("create", "direct", "257Mi")
         try:
             found["load"] = json.loads(self.control(*load, environment=environment))
         except RuntimeError as error:
@@ -252,7 +267,7 @@ class Bench:
             except RuntimeError as of_compat:
                 found["failed"] = str(of_compat)
                 return found
-        found["save"] = json.loads(self.control("save", "--format", "raw", "direct", str(copy), "--file-method", "gds",
+        found["save"] = json.loads(self.control("save", "--format", "raw", "checked", str(copy), "--file-method", "gds",
                                                 "--no-progress", "-o", "json", environment=environment))
         found["same_bytes"] = filecmp.cmp(file, copy, shallow=False)
         found["sentence"] = ("GPUDirect Storage moved the bytes without the host." if "refused" not in found else
@@ -295,8 +310,10 @@ def main():
         with Bench(arguments, folder) as bench:
             bench.control("create", "tiny", "2Mi")
             result = {"context": machine(), "rows": []}
+            checked = bench.make_checked()
+            bench.check(checked)
             if arguments.cufile:
-                result["direct_storage"] = bench.direct_storage()
+                result["direct_storage"] = bench.direct_storage(checked)
                 print(result["direct_storage"].get("sentence") or result["direct_storage"]["failed"])
             large = make_model(folder / "large.safetensors", 400, arguments.bytes // 400 // 256 * 256)
             result["rows"] += bench.rows("400 tensors", large, "large")
