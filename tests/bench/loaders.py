@@ -2,11 +2,13 @@
 """Loaders of safetensors files side by side, from the page cache to the GPU, in one run.
 
 usage: loaders.py BUILD [--out FILE] [--bytes 16Gi] [--folder FOLDER] [--processors 1,2,8] [--turns 3]
-                        [--only NAME,...] [--cufile FOLDER]
+                        [--only NAME,...] [--contents large,pieces,small]
+                        [--check] [--cufile FOLDER]
 
 BUILD: a build with bin/. Each loader is a process of its own, kept to the first N processors by
-sched_setaffinity, and loads the same two files: one with 400 tensors of equal size, and one with
-tensors of 64 KiB (100,000 of them with 16Gi). Which loader goes first changes from turn to turn. Per row:
+sched_setaffinity, and loads the same files: `large` with 400 tensors of equal size; `pieces`, the same but
+written by 1 MiB, so that the page cache has it in smaller folios; and `small` with tensors of 64 KiB (100,000
+of them with 16Gi). Which loader goes first changes from turn to turn. Per row:
   seconds        from an existing context to the last byte on the GPU (gpushmctl: moving_seconds)
   process_seconds, process_cpu_s   of the whole process, with imports and the context
   cpu_s_per_gib  user and system time between the same two moments; for gpushmctl of the whole
@@ -53,6 +55,8 @@ def parse():
     parser.add_argument("--processors", default="1,2,8", type=lambda text: [int(n) for n in text.split(",")])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", type=lambda text: text.split(","))
+    parser.add_argument("--check", action="store_true", help="first compare the bytes after a load and a save")
+    parser.add_argument("--contents", default="large,pieces,small", type=lambda text: text.split(","))
     parser.add_argument("--cufile", type=pathlib.Path)
     return parser.parse_args()
 
@@ -98,19 +102,19 @@ def run_rival(name, file):
 
 # ------------------------------------------------------------ the bench
 
-def make_model(path, tensors, tensor_bytes):
+def make_model(path, tensors, tensor_bytes, written_bytes):
     """A safetensors file, written through the page cache, which then has it."""
     header = {f"model.layers.{i}.weight": {"dtype": "BF16", "shape": [tensor_bytes // 2],
                                           "data_offsets": [i * tensor_bytes, (i + 1) * tensor_bytes]}
               for i in range(tensors)}
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % 8)
-    block, left, number = bytearray(os.urandom(BLOCK)), tensors * tensor_bytes, 0
+    block, left, number = bytearray(os.urandom(written_bytes)), tensors * tensor_bytes, 0
     with open(path, "wb", buffering=0) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         while left > 0:
             block[:8] = number.to_bytes(8, "little")  # No block is like another.
-            left -= file.write(block[:left] if left < BLOCK else block)
+            left -= file.write(block[:left] if left < written_bytes else block)
             number += 1
         os.fsync(file.fileno())
     return path
@@ -174,7 +178,7 @@ class Bench:
         out, seconds, cpu_s = self.timed(words, processors)
         told = json.loads(out)
         return {"seconds": told["moving_seconds"], "call_seconds": told["elapsed_seconds"], "process_seconds": seconds,
-                "process_cpu_s": cpu_s, "file_method": told["file_method"],
+                "process_cpu_s": cpu_s, "file_method": told.get("file_method", ""),
                 "cpu_s": max(cpu_s - self.idle_cpu_s(processors), 0)}
 
     def idle_cpu_s(self, processors):
@@ -291,38 +295,45 @@ def machine():
             "kernel": platform.release(), "cpus": os.cpu_count(), "packages": packages}
 
 
-def table(rows):
-    lines = ["| content | processors | loader | GB/s | CPU s per GiB | process, s | how |", "|---|---|---|---|---|---|---|"]
-    for row in rows:
-        start = f"| {row['content']} | {row['processors']} | {row['loader']} | "
-        if "left_out" in row:
-            lines.append(f"{start}left out: {row['left_out'].strip().splitlines()[-1][:90]} | | | |")
-        else:
-            lines.append(f"{start}{row['gb_per_s']:.1f} | {row['cpu_s_per_gib']:.3f} | "
-                         f"{row['process_seconds']:.2f} | {row['file_method']} |")
-    return "\n".join(lines)
+HEAD = "| content | processors | loader | GB/s | CPU s per GiB | process, s | how |\n|---|---|---|---|---|---|---|"
+
+
+def line_of(row):
+    start = f"| {row['content']} | {row['processors']} | {row['loader']} | "
+    if "left_out" in row:
+        return f"{start}left out: {row['left_out'].strip().splitlines()[-1][:90]} | | | |"
+    return (f"{start}{row['gb_per_s']:.1f} | {row['cpu_s_per_gib']:.3f} | "
+            f"{row['process_seconds']:.2f} | {row['file_method']} |")
 
 
 def main():
     arguments = parse()
+    count = max(arguments.bytes * 100_000 // (16 << 30), 1)
+    contents = {"large": ("400 tensors", 400, arguments.bytes // 400 // 256 * 256, 64 << 20),
+                "pieces": ("400 tensors, written by 1 MiB", 400, arguments.bytes // 400 // 256 * 256, 1 << 20),
+                "small": (f"{count} tensors of 64 KiB", count, SMALL_TENSOR, 64 << 20)}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = pathlib.Path(name)
         with Bench(arguments, folder) as bench:
             bench.control("create", "tiny", "2Mi")
             result = {"context": machine(), "rows": []}
-            checked = bench.make_checked()
-            bench.check(checked)
-            if arguments.cufile:
-                result["direct_storage"] = bench.direct_storage(checked)
-                print(result["direct_storage"].get("sentence") or result["direct_storage"]["failed"])
-            large = make_model(folder / "large.safetensors", 400, arguments.bytes // 400 // 256 * 256)
-            result["rows"] += bench.rows("400 tensors", large, "large")
-            large.unlink()
-            count = max(arguments.bytes * 100_000 // (16 << 30), 1)
-            small = make_model(folder / "small.safetensors", count, SMALL_TENSOR)
-            result["rows"] += bench.rows(f"{count} tensors of 64 KiB", small, "small")
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result["rows"]))
+            if arguments.check or arguments.cufile:
+                checked = bench.make_checked()
+                if arguments.check:
+                    bench.check(checked)
+                if arguments.cufile:
+                    result["direct_storage"] = bench.direct_storage(checked)
+                    print(result["direct_storage"].get("sentence") or result["direct_storage"]["failed"])
+            print(HEAD, flush=True)
+            for chosen in arguments.contents:
+                content, tensors, tensor_bytes, written_bytes = contents[chosen]
+                file = make_model(folder / f"{chosen}.safetensors", tensors, tensor_bytes, written_bytes)
+                for row in bench.rows(content, file, chosen):
+                    print(line_of(row), flush=True)
+                    result["rows"].append(row)
+                    # Kept as it grows: a run that is ended early leaves what it measured.
+                    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+                file.unlink()
 
 
 if __name__ == "__main__":
