@@ -43,7 +43,9 @@ uint64_t SamplesInMemory(int file, uint64_t size_bytes) {
 
 bool SetDirect(int file, bool on) {
   const int flags = fcntl(file, F_GETFL);
-  return flags >= 0 && fcntl(file, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+  // cuFile refuses a descriptor that has O_NONBLOCK (error 5019, libcufile 1.20).
+  const int wanted = on ? (flags & ~O_NONBLOCK) | O_DIRECT : flags & ~O_DIRECT;
+  return flags >= 0 && fcntl(file, F_SETFL, wanted) == 0;
 }
 
 // Leaves the descriptor with O_DIRECT if the file system really supports it: some accept the flag

@@ -7,6 +7,7 @@
 //   short          reads and writes only a part of what is requested
 //   errno=N error=N at=BYTES   the transfer that reaches BYTES fails with errno N, or cuFile's N
 #include <cuda.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +29,7 @@ using gpushm::cufile::Error;
 constexpr int kNotInitialized = 5001;
 constexpr int kNotSupported = 5008;
 constexpr int kPinningFailed = 5036;
+constexpr int kInvalidOpenFlags = 5019;
 constexpr int kNotRegistered = 5024;
 constexpr uint64_t kBlock = 4096;
 
@@ -130,6 +132,7 @@ EXPORTED Error cuFileGetParameterBool(int parameter, bool* value) {
 }
 EXPORTED Error cuFileHandleRegister(void** handle, gpushm::cufile::Descriptor* descriptor) {
   if (Told("file")) return Fail(kNotSupported);
+  if ((fcntl(descriptor->handle.fd, F_GETFL) & O_NONBLOCK) != 0) return Fail(kInvalidOpenFlags);
   *handle = new int(descriptor->handle.fd);
   ++state.files;
   return Fail(0);
