@@ -40,7 +40,7 @@ class CtlStayTest : public CtlTest {
   static bool Until(const std::function<bool()>& holds) {
     for (const Deadline deadline = Deadline::AfterMs(kRunMs); !deadline.Passed();) {
       if (holds()) return true;
-      poll(nullptr, 0, 10);
+      poll(nullptr, 0, 10);  // sleep: between two looks, until the deadline
     }
     return false;
   }

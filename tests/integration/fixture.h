@@ -41,7 +41,7 @@ inline bool UnderMps() {
   return folder != nullptr && folder[0] != '\0';
 }
 
-class IntegrationTest : public testing::Test {
+class IntegrationTest : public ::testing::Test {
  protected:
   IntegrationTest() {
     std::string name = (std::filesystem::temp_directory_path() / "gpushm-it-XXXXXX").string();

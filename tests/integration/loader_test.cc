@@ -31,11 +31,8 @@ struct Hang {
   HangAt at;
 };
 void PrintTo(const Hang& hang, std::ostream* out) { *out << hang.name; }
-constexpr Hang kHangs[] = {{"Lookup", HangAt::kLookup},
-                           {"Getattr", HangAt::kGetattr},
-                           {"Open", HangAt::kOpen},
-                           {"Read", HangAt::kRead},
-                           {"Flush", HangAt::kFlush}};
+constexpr Hang kHangs[] = {
+    {"Lookup", HangAt::kLookup}, {"Read", HangAt::kRead}, {"Flush", HangAt::kFlush}};
 
 class LoaderTest : public IntegrationTest, public ::testing::WithParamInterface<Hang> {
  protected:
