@@ -13,7 +13,7 @@ namespace gpushm::tensors {
 namespace {
 
 Result<void> CheckTensor(const Tensor& tensor, uint64_t buffer_bytes) {
-  if (const char* const problem = NameProblem(tensor.name)) {
+  if (const char* const problem = TextProblem(tensor.name)) {
     return Fail(Code::kInvalidArgument,
                 Concat("invalid tensor name ", Quote(tensor.name), ": ", problem));
   }

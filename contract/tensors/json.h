@@ -38,11 +38,15 @@ class JsonHandler : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override { return Unexpected("end of an array"); }
   bool parse_error(std::size_t position, const std::string& token,
                    const nlohmann::detail::exception&) override {
-    return Refuse(Code::kCorrupt,
+    error_at_ = position;
+    return Refuse(Code::kInvalidArgument,
                   Concat("it is not JSON: byte ", position, ", near ", Quote(token)));
   }
 
   const std::optional<Status>& failure() const { return failure_; }
+  // Of the byte where the text is no JSON, from 1; one more than its size if it only ends too
+  // early.
+  std::size_t error_at() const { return error_at_; }
 
  protected:
   // Where the parser is, for messages: "tensor \"a\": shape".
@@ -52,21 +56,26 @@ class JsonHandler : public nlohmann::json_sax<nlohmann::json> {
     if (!failure_) failure_.emplace(code, std::move(what));
     return false;
   }
-  bool Corrupt(std::string_view why) {
+  bool Invalid(std::string_view why) {
     const std::string place = Place();
-    return Refuse(Code::kCorrupt, place.empty() ? std::string(why) : Concat(place, ": ", why));
+    return Refuse(Code::kInvalidArgument,
+                  place.empty() ? std::string(why) : Concat(place, ": ", why));
   }
-  bool Unexpected(std::string_view what) { return Corrupt(Concat("unexpected ", what)); }
+  bool Unexpected(std::string_view what) { return Invalid(Concat("unexpected ", what)); }
 
  private:
   std::optional<Status> failure_;
+  std::size_t error_at_ = 0;
 };
 
 // Sends the events of `text` to the handler, and returns its failure. The text must be one JSON
-// object, with nothing but white space after it.
+// object, with nothing but white space before and after it.
 Result<void> ParseJsonObject(std::string_view text, JsonHandler* handler);
 
-// Reads `size_bytes` bytes of a file at `offset`, with pread. kCorrupt: the file ends before.
+// kBusy: a file of which only a part is there so far.
+std::unexpected<Status> FailShort(std::string what);
+
+// Reads `size_bytes` bytes of a file at `offset`, with pread. kBusy: the file ends before.
 Result<std::string> ReadText(int fd, uint64_t offset, uint64_t size_bytes);
 
 }  // namespace gpushm::tensors

@@ -14,8 +14,8 @@
 //       and values in the order of their pairs. So a reader checks all of them in one pass,
 //       whatever a hostile writer claims. Shapes may overlap, and so may the bytes of tensors in
 //       the buffer.
-//   (3) A text is UTF-8 without NUL; a name is not empty and has no control characters. Its NUL is
-//       for readers in C, which may point at it.
+//   (3) A text is UTF-8 without NUL, and may be empty. Its NUL is for readers in C, which may point
+//       at it.
 //   (4) A tensor's size is that of its type times its shape, and it lies within the buffer.
 //
 // Rules of change

@@ -51,9 +51,9 @@ Result<void> CheckNamesUnique(std::span<const SafetensorsFile> files) {
   std::ranges::sort(names, {}, &Named::first);
   const auto twice = std::ranges::adjacent_find(names, {}, &Named::first);
   if (twice == names.end()) return {};
-  return Fail(Code::kCorrupt, Concat("tensor ", Quote(twice->first),
-                                     " is in two files: ", Quote(twice->second->name), " and ",
-                                     Quote(std::next(twice)->second->name)));
+  return Fail(Code::kInvalidArgument, Concat("tensor ", Quote(twice->first),
+                                             " is in two files: ", Quote(twice->second->name),
+                                             " and ", Quote(std::next(twice)->second->name)));
 }
 
 // JSON with its quotes. A table has valid UTF-8 alone.

@@ -38,7 +38,7 @@ struct LoadPlan {
 
 // Lays out the tensors of all files, in the order of the files and then of their bytes. Callers
 // give the files in the order of their names. Empty tensors have an offset but no segment.
-// kCorrupt: two files have a tensor of one name. kExhausted: more than limits::kTensors,
+// kInvalidArgument: two files have a tensor of one name. kExhausted: more than limits::kTensors,
 // limits::kTensorFiles or limits::kBufferBytes.
 Result<LoadPlan> PlanLoad(std::vector<SafetensorsFile> files);
 

@@ -26,7 +26,7 @@ namespace {
 using gpushm::testing::TestSeed;
 using testing::Make;
 
-std::string RandomText(std::mt19937* random, bool is_name) {
+std::string RandomText(std::mt19937* random) {
   static const std::vector<std::string> kParts = {"a",
                                                   "b",
                                                   "Z",
@@ -42,7 +42,6 @@ std::string RandomText(std::mt19937* random, bool is_name) {
                                                   "\xf0\x9f\x98\x80"};
   std::string text;
   for (size_t i = (*random)() % 9; i > 0; --i) text += kParts[(*random)() % kParts.size()];
-  if (is_name) return text + "x";
   if ((*random)() % 8 == 0) text += "\n\x01";
   return text;
 }
@@ -59,7 +58,7 @@ std::vector<Tensor> RandomTensors(std::mt19937* random, uint64_t* buffer_bytes) 
   std::vector<Tensor> tensors;
   std::set<std::string> names;
   for (size_t i = (*random)() % 20; i > 0; --i) {
-    std::string name = RandomText(random, true);
+    std::string name = RandomText(random);
     if (!names.insert(name).second) continue;
     Tensor tensor = RandomTensor(random, std::move(name));
     tensor.offset = *buffer_bytes + (*random)() % 3;
@@ -72,7 +71,7 @@ std::vector<Tensor> RandomTensors(std::mt19937* random, uint64_t* buffer_bytes) 
 Metadata RandomMetadata(std::mt19937* random) {
   Metadata metadata;
   for (size_t i = (*random)() % 4; i > 0; --i) {
-    metadata[RandomText(random, false)] = RandomText(random, false);
+    metadata[RandomText(random)] = RandomText(random);
   }
   return metadata;
 }

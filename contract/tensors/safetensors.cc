@@ -13,12 +13,27 @@ namespace gpushm::tensors {
 namespace {
 
 // Collects the tensors of a header. It knows where it is by `in_` and, inside of an entry, by
-// `field_`.
+// `field_`. The value of an unknown key passes as a whole: `unknown_` counts what is open of it.
 class HeaderHandler : public JsonHandler {
  public:
   explicit HeaderHandler(SafetensorsFile* file) : file_(file) {}
 
+  bool null() override {
+    if (field_ == Field::kUnknown) return PassUnknown(0);
+    return (in_ == In::kFile && is_metadata_) || JsonHandler::null();
+  }
+  bool boolean(bool value) override {
+    return field_ == Field::kUnknown ? PassUnknown(0) : JsonHandler::boolean(value);
+  }
+  bool number_integer(number_integer_t value) override {
+    return field_ == Field::kUnknown ? PassUnknown(0) : JsonHandler::number_integer(value);
+  }
+  bool number_float(number_float_t value, const string_t& text) override {
+    return field_ == Field::kUnknown ? PassUnknown(0) : JsonHandler::number_float(value, text);
+  }
+
   bool start_object(std::size_t) override {
+    if (field_ == Field::kUnknown) return PassUnknown(1);
     switch (in_) {
       case In::kNothing:
         in_ = In::kFile;
@@ -34,6 +49,7 @@ class HeaderHandler : public JsonHandler {
   }
 
   bool key(string_t& name) override {
+    if (field_ == Field::kUnknown) return true;
     switch (in_) {
       case In::kFile:
         return BeginMember(name);
@@ -48,19 +64,21 @@ class HeaderHandler : public JsonHandler {
   }
 
   bool string(string_t& value) override {
+    if (field_ == Field::kUnknown) return PassUnknown(0);
     if (in_ == In::kMetadata) return AddMetadata(std::move(value));
     if (in_ != In::kEntry || field_ != Field::kDType) {
       return Unexpected("text " + Quote(value));
     }
     const auto dtype = ParseDType(value);
     if (!dtype) {
-      return Corrupt(Concat(Quote(value), " is not one of the known types: ", DTypeNames()));
+      return Invalid(Concat(Quote(value), " is not one of the known types: ", DTypeNames()));
     }
     tensor().dtype = *dtype;
     return true;
   }
 
   bool start_array(std::size_t) override {
+    if (field_ == Field::kUnknown) return PassUnknown(1);
     if (in_ == In::kEntry && field_ == Field::kShape) {
       in_ = In::kShape;
     } else if (in_ == In::kEntry && field_ == Field::kOffsets) {
@@ -73,20 +91,22 @@ class HeaderHandler : public JsonHandler {
   }
 
   bool number_unsigned(number_unsigned_t value) override {
+    if (field_ == Field::kUnknown) return PassUnknown(0);
     if (in_ == In::kShape && numbers_.size() == limits::kTensorRank) {
-      return Corrupt(Concat("more than ", limits::kTensorRank, " dimensions"));
+      return Invalid(Concat("more than ", limits::kTensorRank, " dimensions"));
     }
-    if (in_ == In::kOffsets && numbers_.size() == 2) return Corrupt("more than two numbers");
+    if (in_ == In::kOffsets && numbers_.size() == 2) return Invalid("more than two numbers");
     if (in_ != In::kShape && in_ != In::kOffsets) return JsonHandler::number_unsigned(value);
     numbers_.push_back(value);
     return true;
   }
 
   bool end_array() override {
+    if (field_ == Field::kUnknown) return PassUnknown(-1);
     if (in_ == In::kShape) {
       tensor().shape.assign(numbers_.begin(), numbers_.end());
     } else if (numbers_.size() != 2 || numbers_[0] > numbers_[1]) {
-      return Corrupt(Concat(ShapeText(numbers_), " is not [begin, end] with begin <= end"));
+      return Invalid(Concat(ShapeText(numbers_), " is not [begin, end] with begin <= end"));
     } else {
       tensor().offset = numbers_[0];
       tensor().bytes = numbers_[1] - numbers_[0];
@@ -96,6 +116,7 @@ class HeaderHandler : public JsonHandler {
   }
 
   bool end_object() override {
+    if (field_ == Field::kUnknown) return PassUnknown(-1);
     if (in_ == In::kFile) {
       in_ = In::kNothing;
       return true;
@@ -118,8 +139,8 @@ class HeaderHandler : public JsonHandler {
 
  private:
   enum class In { kNothing, kFile, kMetadata, kEntry, kShape, kOffsets };
-  // Bits of seen_.
-  enum class Field : uint8_t { kNone = 0, kDType = 1, kShape = 2, kOffsets = 4 };
+  // Bits of seen_, except kUnknown: of a key that the format does not know.
+  enum class Field : uint8_t { kNone = 0, kDType = 1, kShape = 2, kOffsets = 4, kUnknown = 8 };
 
   static constexpr std::string_view FieldName(Field field) {
     switch (field) {
@@ -130,6 +151,7 @@ class HeaderHandler : public JsonHandler {
       case Field::kOffsets:
         return "data_offsets";
       case Field::kNone:
+      case Field::kUnknown:
         break;
     }
     return "";
@@ -140,11 +162,12 @@ class HeaderHandler : public JsonHandler {
   bool BeginMember(string_t& name) {
     is_metadata_ = name == kMetadataKey;
     if (is_metadata_) {
-      if (std::exchange(has_metadata_, true)) return Corrupt("the key occurs twice");
+      if (std::exchange(has_metadata_, true)) return Invalid("the key occurs twice");
       return true;
     }
-    if (const char* const problem = NameProblem(name)) {
-      return Refuse(Code::kCorrupt, Concat("invalid tensor name ", Quote(name), ": ", problem));
+    if (const char* const problem = TextProblem(name)) {
+      return Refuse(Code::kInvalidArgument,
+                    Concat("invalid tensor name ", Quote(name), ": ", problem));
     }
     if (file_->tensors.size() == limits::kTensors) {
       return Refuse(Code::kExhausted, Concat("more tensors than the limit of ", limits::kTensors));
@@ -157,13 +180,18 @@ class HeaderHandler : public JsonHandler {
     for (const Field field : {Field::kDType, Field::kShape, Field::kOffsets}) {
       if (name != FieldName(field)) continue;
       field_ = field;
-      if ((seen_ & static_cast<uint8_t>(field)) != 0) return Corrupt("the key occurs twice");
+      if ((seen_ & static_cast<uint8_t>(field)) != 0) return Invalid("the key occurs twice");
       seen_ |= static_cast<uint8_t>(field);
       return true;
     }
-    field_ = Field::kNone;
-    return Corrupt(
-        Concat("unknown key ", Quote(name), "; the keys are dtype, shape, data_offsets"));
+    field_ = Field::kUnknown;
+    return true;
+  }
+
+  bool PassUnknown(int opened) {
+    unknown_ += opened;
+    if (unknown_ == 0) field_ = Field::kNone;
+    return true;
   }
 
   bool AddMetadata(string_t value) {
@@ -173,29 +201,30 @@ class HeaderHandler : public JsonHandler {
     }
     for (const std::string* const text : {&key_, &value}) {
       if (const char* const problem = TextProblem(*text)) {
-        return Corrupt(Concat("invalid text ", Quote(*text), ": ", problem));
+        return Invalid(Concat("invalid text ", Quote(*text), ": ", problem));
       }
     }
     const auto [at, added] = file_->metadata.try_emplace(key_, std::move(value));
-    return added || Corrupt(Concat("the key ", Quote(at->first), " occurs twice"));
+    return added || Invalid(Concat("the key ", Quote(at->first), " occurs twice"));
   }
 
   bool EndEntry() {
     field_ = Field::kNone;
     for (const Field field : {Field::kDType, Field::kShape, Field::kOffsets}) {
       if ((seen_ & static_cast<uint8_t>(field)) == 0) {
-        return Corrupt(Concat("no ", FieldName(field)));
+        return Invalid(Concat("no ", FieldName(field)));
       }
     }
     const Tensor& done = tensor();
     if (TensorBytes(done.dtype, done.shape) == done.bytes) return true;
-    return Corrupt(Concat("its data_offsets span ", done.bytes, " bytes, which is not the size of ",
+    return Invalid(Concat("its data_offsets span ", done.bytes, " bytes, which is not the size of ",
                           DTypeName(done.dtype), " ", ShapeText(done.shape)));
   }
 
   SafetensorsFile* const file_;
   In in_ = In::kNothing;
   Field field_ = Field::kNone;
+  int64_t unknown_ = 0;       // Objects and arrays that are open in the value of an unknown key.
   uint8_t seen_ = 0;          // Fields of the entry.
   bool is_metadata_ = false;  // The current member of the file.
   bool has_metadata_ = false;
@@ -207,46 +236,48 @@ Result<void> CheckNamesUnique(std::vector<Tensor>* tensors) {
   std::ranges::sort(*tensors, {}, &Tensor::name);
   const auto twice = std::ranges::adjacent_find(*tensors, {}, &Tensor::name);
   if (twice == tensors->end()) return {};
-  return Fail(Code::kCorrupt, Concat("tensor ", Quote(twice->name), " occurs twice"));
+  return Fail(Code::kInvalidArgument, Concat("tensor ", Quote(twice->name), " occurs twice"));
 }
 
 // Sorts by offset. Empty tensors come before the one that begins at the same byte.
-Result<void> CheckDataCovered(std::vector<Tensor>* tensors, uint64_t data_bytes) {
-  std::ranges::sort(*tensors, [](const Tensor& a, const Tensor& b) {
+Result<void> CheckDataCovered(SafetensorsFile* file, uint64_t data_bytes) {
+  std::ranges::sort(file->tensors, [](const Tensor& a, const Tensor& b) {
     return std::tie(a.offset, a.bytes, a.name) < std::tie(b.offset, b.bytes, b.name);
   });
   uint64_t end = 0;
-  for (const Tensor& tensor : *tensors) {
+  for (const Tensor& tensor : file->tensors) {
     if (tensor.offset != end) {
-      return Fail(Code::kCorrupt,
+      return Fail(Code::kInvalidArgument,
                   Concat("tensor ", Quote(tensor.name), " begins at byte ", tensor.offset,
                          " of the data, ", tensor.offset < end ? "which overlaps" : "with a gap to",
                          " the one before it, which ends at ", end));
     }
     end += tensor.bytes;  // Both were numbers of data_offsets, so the sum is one of them.
-    if (end > data_bytes) {
-      return Fail(Code::kCorrupt, Concat("tensor ", Quote(tensor.name), " ends at byte ", end,
-                                         " of the data, and the file has ", data_bytes));
-    }
   }
   if (end == data_bytes) return {};
-  return Fail(Code::kCorrupt, Concat("the last tensor ends at byte ", end,
-                                     " of the data, and the file has ", data_bytes));
+  if (end > data_bytes) {
+    return FailShort(Concat("it has ", file->data_offset + data_bytes, " of the ",
+                            file->data_offset + end, " bytes that its header announces"));
+  }
+  return Fail(Code::kInvalidArgument,
+              Concat("it has ", file->data_offset + data_bytes, " bytes, and its header announces ",
+                     file->data_offset + end),
+              "fetch it again: what follows its tensors does not belong to it");
 }
 
 Result<void> CheckHeaderBytes(uint64_t bytes) {
   if (bytes <= limits::kSafetensorsHeaderBytes) return {};
-  return Fail(Code::kCorrupt,
+  return Fail(Code::kInvalidArgument,
               Concat("a header of ", bytes, " bytes, and the largest one has ",
                      limits::kSafetensorsHeaderBytes),
               "check that it is a safetensors file");
 }
 
 Result<SafetensorsFile> Read(int fd, uint64_t size_bytes) {
+  if (size_bytes == 0) return FailShort("it is empty");
   if (size_bytes < kLengthBytes) {
-    return Fail(Code::kCorrupt,
-                Concat("it has ", size_bytes, " bytes, and a safetensors file has at least ",
-                       kLengthBytes));
+    return FailShort(Concat("it has ", size_bytes, " bytes, and a safetensors file has at least ",
+                            kLengthBytes));
   }
   const auto length = ReadText(fd, 0, kLengthBytes);
   if (!length) return std::unexpected(length.error());
@@ -255,9 +286,11 @@ Result<SafetensorsFile> Read(int fd, uint64_t size_bytes) {
   if (auto checked = CheckHeaderBytes(header_bytes); !checked) {
     return std::unexpected(checked.error());
   }
+  // No header is empty: room was made for the file (fallocate), and its start is not written yet.
+  if (header_bytes == 0) return FailShort("its first bytes are zeroes");
   if (header_bytes > size_bytes - kLengthBytes) {
-    return Fail(Code::kCorrupt, Concat("a header of ", header_bytes,
-                                       " bytes does not fit into its ", size_bytes, " bytes"));
+    return FailShort(Concat("it has ", size_bytes, " bytes, and its header ends at byte ",
+                            kLengthBytes + header_bytes));
   }
   const auto header = ReadText(fd, kLengthBytes, header_bytes);
   if (!header) return std::unexpected(header.error());
@@ -275,7 +308,7 @@ Result<SafetensorsFile> ParseSafetensorsHeader(std::string_view header, uint64_t
   HeaderHandler handler(&file);
   auto checked = ParseJsonObject(header, &handler);
   if (checked) checked = CheckNamesUnique(&file.tensors);
-  if (checked) checked = CheckDataCovered(&file.tensors, data_bytes);
+  if (checked) checked = CheckDataCovered(&file, data_bytes);
   if (!checked) return std::unexpected(checked.error());
   return file;
 }

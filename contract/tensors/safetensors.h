@@ -1,16 +1,17 @@
 // Reads the header of a safetensors file: which tensors it has, and where their bytes are.
 //
 //   8 bytes  length of the header, little-endian
-//   header   JSON: {"__metadata__": {key: text}, name: {"dtype": "F32", "shape": [2, 3],
+//   header   JSON: {"__metadata__": {key: text} or null, name: {"dtype": "F32", "shape": [2, 3],
 //            "data_offsets": [begin, end]}}, padded with spaces
 //   data     the tensors' bytes, without gaps
 //
 // Nothing in a file is trusted. A header is refused unless it is one JSON object of at most
-// limits::kSafetensorsHeaderBytes, each entry has exactly the three keys above, once, with values
-// of these types, each size is that of type times shape, and the tensors cover the data section
-// from its first to its last byte without gap or overlap. Names must be unique and pass
-// NameProblem; a tensor has at most limits::kTensorRank dimensions. Other keys in an entry are
-// refused, because ignoring them could misread the tensor.
+// limits::kSafetensorsHeaderBytes, each entry has the three keys above, once, with values of these
+// types, each size is that of type times shape, and the tensors cover the data section from its
+// first to its last byte without gap or overlap. Names must be unique and pass TextProblem; a
+// tensor has at most limits::kTensorRank dimensions. Other keys of an entry are ignored, whatever
+// their values are. docs/design/descriptions.md says where the reference implementation accepts
+// more.
 //
 // Memory: besides the text of the header, some 150 bytes for each tensor, and its name.
 // Threads: pure functions; any thread. No exception leaves them, except when memory is exhausted.
@@ -39,13 +40,13 @@ struct SafetensorsFile {
 };
 
 // `header` is the JSON alone; `data_bytes` is the size of the data section. Returns a file without
-// name, whose data begins at 8 + header.size(). kCorrupt: the header breaks a rule above.
-// kExhausted: it exceeds a limit.
+// name, whose data begins at 8 + header.size(). kInvalidArgument: the header breaks a rule above.
+// kBusy: only that the data is shorter than the header says. kExhausted: it exceeds a limit.
 Result<SafetensorsFile> ParseSafetensorsHeader(std::string_view header, uint64_t data_bytes);
 
 // Reads length and header with pread from a file of `size_bytes`. `name` is for messages. Blocks
-// like the file's file system. kCorrupt as above, or the file is shorter than it was; kSystem: it
-// cannot be read.
+// like the file's file system. The codes are as above; kBusy is also for a header that is not there
+// yet, or a file that became shorter. kSystem: it cannot be read.
 Result<SafetensorsFile> ReadSafetensors(int fd, uint64_t size_bytes, std::string_view name);
 
 }  // namespace gpushm::tensors

@@ -21,7 +21,7 @@ void Require(bool condition) {
 void CheckFile(const SafetensorsFile& file, uint64_t data_bytes) {
   uint64_t end = 0;
   for (const Tensor& tensor : file.tensors) {
-    Require(NameProblem(tensor.name) == nullptr);
+    Require(TextProblem(tensor.name) == nullptr);
     Require(tensor.offset == end && TensorBytes(tensor.dtype, tensor.shape) == tensor.bytes);
     end += tensor.bytes;
   }

@@ -27,9 +27,10 @@ using ::testing::Pair;
 // A header with one tensor "a" of four bytes, with these members.
 std::string Entry(const std::string& members) { return R"({"a":{)" + members + "}}"; }
 
-std::string Refusal(const std::string& header, uint64_t data_bytes = 4) {
+std::string Refusal(const std::string& header, uint64_t data_bytes = 4,
+                    Code code = Code::kInvalidArgument) {
   const auto file = ParseSafetensorsHeader(header, data_bytes);
-  EXPECT_EQ(CodeOf(file), Code::kCorrupt) << header;
+  EXPECT_EQ(CodeOf(file), code) << header;
   return file ? "" : file.error().what();
 }
 
@@ -55,6 +56,33 @@ TEST(SafetensorsHeaderTest, MayHaveNoTensor) {
   }
 }
 
+// Goal: what safetensors 0.8.0 opens, opens. tests/foreign compares with that package itself.
+TEST(SafetensorsHeaderTest, IsAsTolerantAsTheReferenceImplementation) {
+  const std::string entry = R"({"dtype":"U8","shape":[4],"data_offsets":[0,4]})";
+  for (const std::string& header : {
+           R"({"__metadata__":null,"a":)" + entry + "}",
+           R"({"a":)" + entry + R"(,"__metadata__":null})",
+           " \t\r\n{\"a\":" + entry + "} \n",
+           Entry(R"("dtype":"U8","strides":[1,[2,{"x":[]}]],"shape":[4],"data_offsets":[0,4])"),
+           Entry(R"("x":null,"dtype":"U8","shape":[4],"data_offsets":[0,4],"y":{"dtype":"F64"})"),
+           Entry(R"("x":-1,"x":1.5e3,"x":true,"x":"t","dtype":"U8","shape":[4],)"
+                 R"("data_offsets":[0,4],"":7)"),
+       }) {
+    const auto file = ParseSafetensorsHeader(header, 4);
+    ASSERT_TRUE(file) << header << file.error().ToString();
+    EXPECT_THAT(file->tensors, ElementsAre(Make("a", DType::kU8, {4}))) << header;
+    EXPECT_TRUE(file->metadata.empty());
+  }
+  for (const auto& [written, name] : {std::pair<std::string, std::string>{"", ""},
+                                      {R"(a\tb\n)", "a\tb\n"},
+                                      {R"(\u007f)", "\x7f"},
+                                      {"..", ".."}}) {
+    const auto file = ParseSafetensorsHeader("{\"" + written + "\":" + entry + "}", 4);
+    ASSERT_TRUE(file) << written << file.error().ToString();
+    EXPECT_EQ(file->tensors.at(0).name, name);
+  }
+}
+
 TEST(SafetensorsHeaderTest, EmptyTensorsMayStandAtAnyBoundary) {
   const auto file =
       ParseSafetensorsHeader(R"({"e":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
@@ -69,7 +97,7 @@ TEST(SafetensorsHeaderTest, EmptyTensorsMayStandAtAnyBoundary) {
 TEST(SafetensorsHeaderTest, RefusesOtherThanOneJsonObject) {
   EXPECT_THAT(Refusal(""), HasSubstr("not a JSON object"));
   EXPECT_THAT(Refusal("[]"), HasSubstr("begins with \"[]\""));
-  EXPECT_THAT(Refusal(" {}"), HasSubstr("begins with \" {}\""));
+  EXPECT_THAT(Refusal("\xef\xbb\xbf{}"), HasSubstr("not a JSON object"));
   EXPECT_THAT(Refusal("{"), HasSubstr("not JSON: byte 2"));
   EXPECT_THAT(Refusal("{}{}"), HasSubstr("not JSON: byte 3"));
   EXPECT_THAT(Refusal("{\"\xff\":{}}"), HasSubstr("not JSON: byte 3, near \"\"\\xff\""));
@@ -110,7 +138,7 @@ TEST(SafetensorsHeaderTest, RefusesEntriesThatAreIncompleteOrAmbiguous) {
   EXPECT_THAT(Refusal(Entry(R"("dtype":"U8","shape":[4])")), HasSubstr("no data_offsets"));
   EXPECT_THAT(Refusal(Entry(R"("dtype":"U8","dtype":"I8")")),
               HasSubstr("tensor \"a\": dtype: the key occurs twice"));
-  EXPECT_THAT(Refusal(Entry(R"("strides":[1])")), HasSubstr("unknown key \"strides\""));
+  EXPECT_THAT(Refusal(Entry(R"("strides":[1])")), HasSubstr("tensor \"a\": no dtype"));
   EXPECT_THAT(Refusal(R"({"__metadata__":{},"__metadata__":{}})"),
               HasSubstr("__metadata__: the key occurs twice"));
   EXPECT_THAT(Refusal(R"({"__metadata__":{"x":"1","x":"1"}})"),
@@ -159,25 +187,24 @@ TEST(SafetensorsHeaderTest, RefusesRangesThatDoNotCoverTheData) {
   EXPECT_THAT(Refusal(Ranges({{0, 2}, {0, 4}})), HasSubstr("overlaps"));
   EXPECT_THAT(Refusal(Ranges({{0, 2}, {3, 4}})), HasSubstr("\"b\" begins at byte 3"));
   EXPECT_THAT(Refusal(Ranges({{1, 4}})), HasSubstr("\"a\" begins at byte 1"));
-  EXPECT_THAT(Refusal(Ranges({{0, 5}})),
-              HasSubstr("\"a\" ends at byte 5 of the data, and the file has 4"));
-  EXPECT_THAT(Refusal(Ranges({{0, 3}})),
-              HasSubstr("the last tensor ends at byte 3 of the data, and the file has 4"));
-  EXPECT_THAT(Refusal("{}"), HasSubstr("ends at byte 0 of the data, and the file has 4"));
+  EXPECT_THAT(Refusal(Ranges({{0, 5}}), 4, Code::kBusy),
+              HasSubstr("it has 65 of the 66 bytes that its header announces"));
+  EXPECT_THAT(Refusal(Ranges({{0, 3}})), HasSubstr("it has 65 bytes, and its header announces 64"));
+  EXPECT_THAT(Refusal("{}"), HasSubstr("it has 14 bytes, and its header announces 10"));
   EXPECT_THAT(Refusal(Entry(R"("data_offsets":[4,0])")),
               HasSubstr("data_offsets: [4, 0] is not [begin, end] with begin <= end"));
   EXPECT_THAT(Refusal(Entry(R"("data_offsets":[0])")), HasSubstr("[0] is not [begin, end]"));
   EXPECT_THAT(Refusal(Entry(R"("data_offsets":[0,4,8])")), HasSubstr("more than two numbers"));
 }
 
-TEST(SafetensorsHeaderTest, RefusesNamesThatAreNotUniqueOrNotPrintable) {
+TEST(SafetensorsHeaderTest, RefusesNamesThatAreNotUniqueOrHaveANul) {
   const std::string entry = R"(:{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
   EXPECT_THAT(Refusal(R"({"a")" + entry + R"(,"b")" + entry + R"(,"\u0061")" + entry + "}", 0),
               HasSubstr("tensor \"a\" occurs twice"));
-  EXPECT_THAT(Refusal(R"({"")" + entry + "}", 0), HasSubstr("invalid tensor name \"\""));
   EXPECT_THAT(Refusal(R"({"a\u0000b")" + entry + "}", 0),
-              HasSubstr("invalid tensor name \"a\\x00b\": it has a control character"));
-  const std::string refusal = Refusal("{\"" + std::string(5000, 'x') + "\\n\"" + entry + "}", 0);
+              HasSubstr("invalid tensor name \"a\\x00b\": it has a NUL character"));
+  const std::string refusal =
+      Refusal("{\"" + std::string(5000, 'x') + "\\u0000\"" + entry + "}", 0);
   EXPECT_THAT(refusal, HasSubstr("xxx...\""));
   EXPECT_LT(refusal.size(), 200U);
   EXPECT_THAT(Refusal(R"({"__metadata__":{"x":"a\u0000"}})"),
@@ -203,10 +230,11 @@ class SafetensorsFileTest : public ::testing::Test {
     EXPECT_EQ(write(file.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
     return file;
   }
-  std::string Refusal(uint64_t length, const std::string& text, uint64_t size_bytes) {
+  std::string Refusal(uint64_t length, const std::string& text, uint64_t size_bytes,
+                      Code code = Code::kBusy) {
     const UniqueFd fd = Write(length, text);
     const auto file = ReadSafetensors(fd.get(), size_bytes, "m.safetensors");
-    EXPECT_EQ(CodeOf(file), Code::kCorrupt);
+    EXPECT_EQ(CodeOf(file), code);
     if (file) return "";
     EXPECT_THAT(file.error().what(), HasSubstr("tensor file \"m.safetensors\": "));
     return file.error().what();
@@ -225,19 +253,26 @@ TEST_F(SafetensorsFileTest, IsRead) {
   EXPECT_THAT(file->tensors, ElementsAre(Make("a", DType::kU8, {4})));
 }
 
+// Goal: what is there of a file that is being written is told from a file that is wrong.
 TEST_F(SafetensorsFileTest, MustBeAsLongAsItSays) {
   const uint64_t size = 8 + header_.size() + 4;
+  EXPECT_THAT(Refusal(header_.size(), header_, 0), HasSubstr("it is empty"));
   EXPECT_THAT(Refusal(header_.size(), header_, 7), HasSubstr("it has 7 bytes"));
-  EXPECT_THAT(Refusal(header_.size(), header_ + "dat", size - 1), HasSubstr("the file has 3"));
-  EXPECT_THAT(Refusal(header_.size(), header_ + "data.", size + 1), HasSubstr("the file has 5"));
-  EXPECT_THAT(Refusal(size, header_ + "data", size), HasSubstr("does not fit into its"));
-  EXPECT_THAT(Refusal(UINT64_MAX, header_ + "data", size),
+  EXPECT_THAT(Refusal(header_.size(), header_ + "dat", size - 1),
+              HasSubstr(Concat("it has ", size - 1, " of the ", size, " bytes")));
+  EXPECT_THAT(Refusal(size, header_ + "data", size),
+              HasSubstr(Concat("it has ", size, " bytes, and its header ends at byte ", size + 8)));
+  EXPECT_THAT(Refusal(0, std::string(header_.size(), '\0'), size),
+              HasSubstr("its first bytes are zeroes"));
+  EXPECT_THAT(Refusal(header_.size(), header_ + "data.", size + 1, Code::kInvalidArgument),
+              HasSubstr(Concat("it has ", size + 1, " bytes, and its header announces ", size)));
+  EXPECT_THAT(Refusal(UINT64_MAX, header_ + "data", size, Code::kInvalidArgument),
               HasSubstr("a header of 18446744073709551615 bytes, and the largest one has"));
 }
 
 TEST_F(SafetensorsFileTest, MayBecomeShorterMeanwhile) {
   EXPECT_THAT(Refusal(header_.size(), header_.substr(0, 10), 8 + header_.size() + 4),
-              HasSubstr("it is truncated: it ends at byte 18"));
+              HasSubstr("it became shorter: it ends at byte 18"));
 }
 
 TEST_F(SafetensorsFileTest, MayBeUnreadable) {

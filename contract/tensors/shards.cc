@@ -21,7 +21,7 @@ struct Listed {
 };
 
 bool IsPlainFileName(std::string_view name) {
-  return NameProblem(name) == nullptr && name != "." && name != ".." &&
+  return !name.empty() && TextProblem(name) == nullptr && name != "." && name != ".." &&
          name.find('/') == std::string_view::npos;
 }
 
@@ -41,7 +41,7 @@ class IndexHandler : public JsonHandler {
     if (in_map_) return BeginTensor(name);
     if (depth_ != 1) return true;
     is_map_ = name == kMapKey;
-    return !is_map_ || !std::exchange(has_map_, true) || Corrupt("the key occurs twice");
+    return !is_map_ || !std::exchange(has_map_, true) || Invalid("the key occurs twice");
   }
   bool string(string_t& value) override {
     return in_map_ ? AddFile(value) : Ignored("text " + Quote(value));
@@ -80,8 +80,8 @@ class IndexHandler : public JsonHandler {
   }
 
   bool BeginTensor(const string_t& name) {
-    if (const char* const problem = NameProblem(name)) {
-      return Refuse(Code::kCorrupt,
+    if (const char* const problem = TextProblem(name)) {
+      return Refuse(Code::kInvalidArgument,
                     Concat(kMapKey, ": invalid tensor name ", Quote(name), ": ", problem));
     }
     if (listed_.size() == limits::kTensors) {
@@ -95,7 +95,7 @@ class IndexHandler : public JsonHandler {
     auto at = files_.find(name);
     if (at == files_.end()) {
       if (!IsPlainFileName(name)) {
-        return Corrupt(Concat(Quote(name), " is not the name of a file in the same folder"));
+        return Invalid(Concat(Quote(name), " is not the name of a file in the same folder"));
       }
       if (files_.size() == limits::kTensorFiles) {
         return Refuse(Code::kExhausted,
@@ -116,6 +116,7 @@ class IndexHandler : public JsonHandler {
 };
 
 Result<std::vector<Shard>> ReadIndex(int fd, uint64_t size_bytes) {
+  if (size_bytes == 0) return FailShort("it is empty");
   if (size_bytes > limits::kSafetensorsHeaderBytes) {
     return Fail(Code::kExhausted, Concat("it has ", size_bytes, " bytes, and the limit is ",
                                          limits::kSafetensorsHeaderBytes));
@@ -130,15 +131,16 @@ Result<std::vector<Shard>> ReadIndex(int fd, uint64_t size_bytes) {
 Result<std::vector<Shard>> ParseShardIndex(std::string_view text) {
   IndexHandler handler;
   if (auto parsed = ParseJsonObject(text, &handler); !parsed) {
-    return std::unexpected(parsed.error());
+    if (handler.error_at() <= text.size()) return std::unexpected(parsed.error());
+    return FailShort(Concat("it ends in the middle of its JSON, after ", text.size(), " bytes"));
   }
-  if (!handler.has_map()) return Fail(Code::kCorrupt, Concat("it has no ", kMapKey));
+  if (!handler.has_map()) return Fail(Code::kInvalidArgument, Concat("it has no ", kMapKey));
   std::vector<Listed>& listed = handler.listed();
-  if (listed.empty()) return Fail(Code::kCorrupt, Concat(kMapKey, " lists no tensor"));
+  if (listed.empty()) return Fail(Code::kInvalidArgument, Concat(kMapKey, " lists no tensor"));
   std::ranges::sort(listed, {}, &Listed::tensor);
   const auto twice = std::ranges::adjacent_find(listed, {}, &Listed::tensor);
   if (twice != listed.end()) {
-    return Fail(Code::kCorrupt,
+    return Fail(Code::kInvalidArgument,
                 Concat(kMapKey, ": tensor ", Quote(twice->tensor), " occurs twice"));
   }
   // From the number of a file to its place in the order of names.
@@ -173,7 +175,7 @@ Result<void> KeepListed(const Shard& shard, SafetensorsFile* file) {
   std::erase_if(file->tensors, std::not_fn(listed));
   const auto missing = std::ranges::find(found, false);
   if (missing == found.end()) return {};
-  return Fail(Code::kCorrupt,
+  return Fail(Code::kInvalidArgument,
               Concat("tensor file ", Quote(shard.file), " lacks tensor ",
                      Quote(shard.tensors[static_cast<size_t>(missing - found.begin())]),
                      ", which the index lists for it"),

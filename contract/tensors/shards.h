@@ -26,8 +26,9 @@ struct Shard {
   friend bool operator==(const Shard&, const Shard&) = default;
 };
 
-// The shards in the order of their files' names; at least one. kCorrupt: not such an index, or a
-// tensor occurs twice. kExhausted: more than limits::kTensors or limits::kTensorFiles.
+// The shards in the order of their files' names; at least one. kInvalidArgument: not such an index,
+// or a tensor occurs twice. kBusy: it ends in the middle. kExhausted: more than limits::kTensors or
+// limits::kTensorFiles.
 Result<std::vector<Shard>> ParseShardIndex(std::string_view text);
 
 // Reads it with pread from a file of `size_bytes`, at most limits::kSafetensorsHeaderBytes. `name`
@@ -35,7 +36,7 @@ Result<std::vector<Shard>> ParseShardIndex(std::string_view text);
 Result<std::vector<Shard>> ReadShardIndex(int fd, uint64_t size_bytes, std::string_view name);
 
 // Keeps those tensors of a shard's file that the index lists for it. Further ones in the file are
-// not part of the model, and are left out. kCorrupt: the file lacks one.
+// not part of the model, and are left out. kInvalidArgument: the file lacks one.
 Result<void> KeepListed(const Shard& shard, SafetensorsFile* file);
 
 }  // namespace gpushm::tensors

@@ -110,7 +110,7 @@ Result<void> TensorTable::CheckTensors(uint64_t buffer_bytes) const {
                      ", overlaps another one, leaves the table, or lacks its NUL");
     }
     const std::string_view name = Text(entry.name_offset, entry.name_bytes);
-    if (const char* const problem = NameProblem(name)) {
+    if (const char* const problem = TextProblem(name)) {
       return Corrupt("invalid name ", Quote(name), " of tensor ", i, ": ", problem);
     }
     if (i > 0 && name <= last) {

@@ -24,7 +24,7 @@ void CheckTable(const TensorTable& table, uint64_t buffer_bytes) {
   std::vector<Tensor> tensors;
   for (uint32_t i = 0; i < table.count(); ++i) {
     const TensorView tensor = table.at(i);
-    Require(NameProblem(tensor.name) == nullptr && EndsWithNul(tensor.name));
+    Require(TextProblem(tensor.name) == nullptr && EndsWithNul(tensor.name));
     Require(TensorBytes(tensor.dtype, tensor.shape) == tensor.bytes);
     Require(tensor.bytes <= buffer_bytes && tensor.offset <= buffer_bytes - tensor.bytes);
     const auto found = table.Find(tensor.name);
@@ -35,7 +35,6 @@ void CheckTable(const TensorTable& table, uint64_t buffer_bytes) {
                        .offset = tensor.offset,
                        .bytes = tensor.bytes});
   }
-  Require(!table.Find(""));
   Metadata metadata;
   for (uint32_t i = 0; i < table.metadata_count(); ++i) {
     const auto [key, value] = table.metadata(i);

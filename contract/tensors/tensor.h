@@ -29,10 +29,8 @@ using Metadata = std::map<std::string, std::string, std::less<>>;
 // Tensors in a buffer begin at multiples of it where gpushm chooses the offset.
 inline constexpr uint64_t kTensorAlignBytes = 256;
 
-// nullptr if a tensor may have this name; otherwise the reason why not. It must be UTF-8 without
-// control characters, and not empty.
-const char* NameProblem(std::string_view name);
-// The same for keys and values of metadata: UTF-8 without NUL.
+// nullptr if a tensor may have this name, or metadata this key or value; otherwise the reason why
+// not. It must be UTF-8 without NUL.
 const char* TextProblem(std::string_view text);
 
 }  // namespace gpushm::tensors

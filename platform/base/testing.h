@@ -1,8 +1,11 @@
 // Helpers for the tests of every folder.
 #pragma once
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,6 +36,14 @@ inline int Offset() { return StrideVariable("GPUSHM_TEST_OFFSET", 0) % Stride();
 inline std::string StrideNote() {
   return "again: GPUSHM_TEST_STRIDE=" + std::to_string(Stride()) +
          " GPUSHM_TEST_OFFSET=" + std::to_string(Offset());
+}
+
+// As if the file had not been written for an hour. A load waits until what nothing announces has
+// not changed for some seconds.
+inline void Settle(const std::string& path) {
+  const timespec then{.tv_sec = time(nullptr) - 3600, .tv_nsec = 0};
+  const timespec times[2] = {then, then};
+  utimensat(AT_FDCWD, path.c_str(), times, 0);
 }
 
 // A folder that is removed with the object, including its contents. Every user may read it.

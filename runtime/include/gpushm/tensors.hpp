@@ -41,7 +41,7 @@ inline uint32_t DtypeBits(gpushm_dtype dtype) { return gpushm_dtype_bits(dtype);
 
 /// One tensor. Name and shape are views of the Tensors that it comes from, and end with them.
 struct Tensor {
-  std::string_view name{};              ///< UTF-8, without control characters.
+  std::string_view name{};              ///< UTF-8; may have control characters.
   Span<const uint64_t> shape{};         ///< The slowest dimension first; none: one element.
   uint64_t offset = 0;                  ///< Bytes from the start of the buffer.
   uint64_t size_bytes = 0;              ///< Elements are contiguous.
