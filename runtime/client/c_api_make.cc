@@ -142,6 +142,7 @@ Result<TransferRequest> ReadTransfer(const char* path, const gpushm_transfer_opt
                                                             : given->threads,
                            .whole = given->whole != 0,
                            .format = static_cast<Format>(given->format),
+                           .announced = {.bytes = given->bytes},
                            .progress = {}};
   if (given->progress != nullptr) {
     transfer.progress = [progress = given->progress, user = given->user](uint64_t done_bytes,

@@ -1,10 +1,7 @@
 // The C ABI: buffers that hold tensors.
 #include "runtime/include/gpushm/tensors.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -15,6 +12,7 @@
 #include "platform/base/quote.h"
 #include "runtime/client/c_api_support.h"
 #include "runtime/client/description.h"
+#include "runtime/client/open_file.h"
 
 namespace gpushm::client {
 namespace {
@@ -262,12 +260,7 @@ gpushm_status gpushm_tensors_measure(const char* path, uint64_t* size_bytes,
       return Fail(Code::kInvalidArgument, "path or size_bytes is NULL");
     }
     *size_bytes = 0;
-    const auto model = gt::OpenModel(path, [](const std::string& file) -> Result<UniqueFd> {
-      UniqueFd fd(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-      if (fd) return fd;
-      if (errno == ENOENT) return Fail(Code::kNotFound, Concat("no such file: ", file));
-      return gpushm::FailSystem(errno, Concat("open ", file));
-    });
+    const auto model = gt::OpenModel(path, gc::OpenPath);
     if (!model) return std::unexpected(model.error());
     *size_bytes = model->buffer_bytes;
     if (tensor_count != nullptr) *tensor_count = model->tensors;

@@ -123,6 +123,11 @@ struct TransferFile {
   int descriptor = -1;
 };
 
+// What the caller says of the content that is to be loaded.
+struct Announced {
+  uint64_t bytes = 0;  // Of the file, all files of a model, or the stream; 0: nothing is said.
+};
+
 struct TransferOptions {
   uint64_t chunk_bytes = 0;
   FileWay file_way = FileWay::kAuto;
@@ -130,6 +135,7 @@ struct TransferOptions {
   uint32_t threads = 0;  // See TransferJob; 0 means none.
   bool whole = false;    // For a save: the whole buffer, not only its content.
   Format format = Format::kAuto;
+  Announced announced;  // For a load.
   // Returning false stops the transfer. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
@@ -369,11 +375,20 @@ class Client final : private SessionObserver {
 
   Result<TransferOutcome> WithContext(const GpuUuid& gpu,
                                       const std::function<Result<TransferOutcome>()>& transfer);
-  Result<TransferOutcome> LoadHere(std::string_view name, const LoadSource& source,
+  Result<TransferOutcome> LoadHere(std::string_view name, LoadSource* source,
                                    const TransferOptions& options, const Wait& wait);
   // Under a context of the GPU. `detaches`: the caller detaches next, whatever the result is.
-  Result<TransferOutcome> Fill(Attachment* attachment, const LoadSource& source, bool detaches,
+  // Begins again, with what is there then in `source`, when a file changes.
+  Result<TransferOutcome> Fill(Attachment* attachment, LoadSource* source, bool detaches,
                                const TransferOptions& options, const Wait& wait);
+  // One attempt of it. `changed`: a file is not what it was. `begun`: as far as the broker knows,
+  // or may know.
+  struct Attempt {
+    bool changed = false;
+    bool begun = false;
+  };
+  Result<TransferOutcome> FillOnce(Attachment* attachment, const LoadSource& source,
+                                   const TransferOptions& options, const Wait& wait, Attempt* now);
   // The part of Load for which the attachment says that a load is running.
   Result<TransferOutcome> LoadAttached(Attachment* attachment, const TransferFile& from,
                                        const TransferOptions& options, const Wait& wait);

@@ -41,6 +41,28 @@ Result<void> CheckFits(const LoadSource& source, uint64_t size_bytes) {
                                    : "load into a larger buffer");
 }
 
+// Whether the files are what they were before their first byte. For a file that nothing announces,
+// returns only when it has been so for kSettleMs.
+Result<void> Settle(const LoadSource& source, const TransferOptions& options, const Wait& wait,
+                    bool* changed) {
+  for (;;) {
+    auto same = source.CheckUnchanged();
+    *changed = !same;
+    if (!same) return same;
+    const int64_t left_ms = source.UnsettledMs();
+    if (left_ms == 0) return {};
+    if (auto on = CallProgress(options, wait, source.file_bytes, source.file_bytes); !on) return on;
+    if (wait.answer.Passed()) {
+      return Fail(Code::kTimeout,
+                  Concat("the deadline passed, and ", source.name, " changed ", kSettleMs - left_ms,
+                         " ms ago"),
+                  "use a longer timeout, or announce its size");
+    }
+    poll(nullptr, 0,
+         static_cast<int>(std::min<int64_t>({left_ms, kStreamStepMs, wait.answer.RemainingMs()})));
+  }
+}
+
 // What a transfer of an attachment needs, whichever direction it has.
 Result<void> CheckMovable(Attachment* attachment) {
   if (attachment->device_mapping() == nullptr ||
@@ -101,7 +123,7 @@ TransferOutcome OutcomeOf(const TransferReport& report) {
 Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& from,
                                      const TransferOptions& options, const Wait& wait) {
   const int64_t start_ns = MonotonicNs();
-  const Result<LoadSource> source = LoadSource::Open(from, options);
+  Result<LoadSource> source = LoadSource::Await(from, options, wait);
   if (!source) return std::unexpected(source.error());
   const Result<Seen> seen = Await(name, [](const auto&) { return Verdict{}; }, wait);
   if (!seen) return std::unexpected(seen.error());
@@ -113,7 +135,7 @@ Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& 
     return std::unexpected(begun.error());
   }
   Result<TransferOutcome> outcome =
-      WithContext(GpuUuid{record.gpu}, [&] { return LoadHere(name, *source, options, wait); });
+      WithContext(GpuUuid{record.gpu}, [&] { return LoadHere(name, &*source, options, wait); });
   if (!outcome) return outcome;
   outcome->elapsed_ns = MonotonicNs() - start_ns;
   CountLoad(&*outcome, *source);
@@ -160,7 +182,7 @@ Result<TransferOutcome> Client::LoadAttached(Attachment* attachment, const Trans
                     : Concat("generation ", facts.generation, " is no longer the current one"),
                 "load into a new generation: gpushm_replace");
   }
-  const Result<LoadSource> source = LoadSource::Open(from, options);
+  Result<LoadSource> source = LoadSource::Await(from, options, wait);
   if (!source) return std::unexpected(source.error());
   if (auto fits = CheckFits(*source, facts.size_bytes); !fits) {
     return std::unexpected(fits.error());
@@ -169,7 +191,7 @@ Result<TransferOutcome> Client::LoadAttached(Attachment* attachment, const Trans
     return std::unexpected(begun.error());
   }
   Result<TransferOutcome> outcome = WithContext(
-      facts.gpu, [&] { return Fill(attachment, *source, /*detaches=*/false, options, wait); });
+      facts.gpu, [&] { return Fill(attachment, &*source, /*detaches=*/false, options, wait); });
   if (outcome) CountLoad(&*outcome, *source);
   return outcome;
 }
@@ -310,13 +332,13 @@ Result<TransferOutcome> Client::WithContext(
   return transfer();
 }
 
-Result<TransferOutcome> Client::LoadHere(std::string_view name, const LoadSource& source,
+Result<TransferOutcome> Client::LoadHere(std::string_view name, LoadSource* source,
                                          const TransferOptions& options, const Wait& wait) {
   const AttachOptions attaching{.access = Access::kReadWrite, .any_state = true};
   const Result<Attachment*> attachment = Attach(name, attaching, wait);
   if (!attachment) return std::unexpected(attachment.error());
   const auto load = [&]() -> Result<TransferOutcome> {
-    if (auto fits = CheckFits(source, (*attachment)->facts().size_bytes); !fits) {
+    if (auto fits = CheckFits(*source, (*attachment)->facts().size_bytes); !fits) {
       return Fail(Code::kStale, Concat("the buffer was replaced: ", fits.error().what()),
                   "load a smaller file, or replace the buffer by a larger one");
     }
@@ -327,68 +349,98 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, const LoadSource
   return loaded;
 }
 
-Result<TransferOutcome> Client::Fill(Attachment* attachment, const LoadSource& source,
-                                     bool detaches, const TransferOptions& options,
-                                     const Wait& wait) {
+Result<TransferOutcome> Client::Fill(Attachment* attachment, LoadSource* source, bool detaches,
+                                     const TransferOptions& options, const Wait& wait) {
+  Attempt now;
+  Result<TransferOutcome> loaded = FillOnce(attachment, *source, options, wait, &now);
+  // READY waits for files that stay as they are. The buffer is LOADING meanwhile.
+  for (int attempt = 2; !loaded && now.changed && !wait.dont_wait; ++attempt) {
+    const std::string why = Concat("attempt ", attempt, ", because ", loaded.error().what());
+    if (wait.answer.Passed()) {
+      loaded =
+          Fail(Code::kTimeout, Concat("the deadline passed before ", why), loaded.error().remedy());
+      break;
+    }
+    now.changed = false;
+    loaded = [&]() -> Result<TransferOutcome> {
+      Result<LoadSource> opened = LoadSource::Await(
+          source->from, options, wait.Again(), [&] { return CallProgress(options, wait, 0, 0); });
+      if (!opened) return std::unexpected(opened.error());
+      *source = std::move(*opened);
+      auto fits = CheckFits(*source, attachment->facts().size_bytes);
+      if (!fits) return std::unexpected(fits.error());
+      return FillOnce(attachment, *source, options, wait, &now);
+    }();
+    if (!loaded && !now.changed) loaded = std::unexpected(loaded.error().WithContext(why));
+  }
+  // An unpublished generation ends with its lease, and its holder may load it again.
+  if (!loaded && now.begun && !attachment->unpublished()) GiveContentUp(attachment, detaches);
+  return loaded;
+}
+
+Result<TransferOutcome> Client::FillOnce(Attachment* attachment, const LoadSource& source,
+                                         const TransferOptions& options, const Wait& wait,
+                                         Attempt* now) {
   const Attachment::Facts& facts = attachment->facts();
   const bool published = !attachment->unpublished();
   const OpenFile& first = source.parts.front().file;
+  // Made before anything is overwritten, because it may not fit into the container's memory.
+  Result<UniqueFd> description;
+  if (source.has_tensors()) {
+    description = SealBytes("description", source.table);
+    if (!description) return std::unexpected(description.error());
+  }
   TransferJob job = JobFor(first, options);
   // Its pages are unregistered at the end, when everybody knows that the content is complete.
   PageWindow window;
   job.window = &window;
-  bool begun = false;  // As far as the broker knows, or may know.
-  const auto load = [&]() -> Result<TransferReport> {
-    // Made before anything is overwritten, because it may not fit into the container's memory.
-    Result<UniqueFd> description;
-    if (source.has_tensors()) {
-      description = SealBytes("description", source.table);
-      if (!description) return std::unexpected(description.error());
+  job.address = facts.address;
+  const uint64_t room_bytes = source.buffer_bytes != 0 ? source.buffer_bytes : facts.size_bytes;
+  job.size_bytes = source.is_stream() ? room_bytes : first.size_bytes;
+  job.link_bytes_per_second = LinkOf(facts.gpu, Direction::kLoad);
+  if (!source.has_tensors()) {
+    if (auto done = OpenGds(job, first.plan.try_gds); !done) return std::unexpected(done.error());
+  }
+  // New content begins, which the former description does not describe.
+  const auto said = ReportContent(*attachment, 0, /*complete=*/false, wait);
+  now->begun = now->begun || said || said.error().code() == Code::kTimeout ||
+               said.error().code() == Code::kUnavailable;
+  if (!said) return std::unexpected(said.error());
+  Result<void> going;
+  uint64_t said_bytes = 0;
+  const auto progress = [&](uint64_t done_bytes) {
+    going = CallProgress(options, wait, done_bytes, source.file_bytes);
+    // Nobody sees how far it is before it is published.
+    if (published && going && done_bytes > said_bytes && done_bytes < room_bytes) {
+      going = ReportContent(*attachment, done_bytes, false, wait);
+      said_bytes = done_bytes;
     }
-    job.address = facts.address;
-    job.size_bytes = source.is_stream() ? facts.size_bytes : first.size_bytes;
-    job.link_bytes_per_second = LinkOf(facts.gpu, Direction::kLoad);
-    if (!source.has_tensors()) {
-      if (auto done = OpenGds(job, first.plan.try_gds); !done) return std::unexpected(done.error());
-    }
-    // New content begins, which the former description does not describe.
-    const auto said = ReportContent(*attachment, 0, /*complete=*/false, wait);
-    begun =
-        said || said.error().code() == Code::kTimeout || said.error().code() == Code::kUnavailable;
-    if (!said) return std::unexpected(said.error());
-    Result<void> going;
-    const uint64_t end_bytes = source.is_stream() ? facts.size_bytes : source.buffer_bytes;
-    uint64_t said_bytes = 0;
-    const auto progress = [&](uint64_t done_bytes) {
-      going = CallProgress(options, wait, done_bytes, source.file_bytes);
-      // Nobody sees how far it is before it is published.
-      if (published && going && done_bytes > said_bytes && done_bytes < end_bytes) {
-        going = ReportContent(*attachment, done_bytes, false, wait);
-        said_bytes = done_bytes;
-      }
-      return going.has_value();
-    };
-    const Result<TransferReport> copied = CopyParts(source, job, progress);
-    if (!going) return std::unexpected(going.error());
-    if (!copied) return copied;
-    if (source.has_tensors()) {
-      if (auto done = SendDescription(*attachment, *description, source.table.size(), wait);
-          !done) {
-        return std::unexpected(done.error());
-      }
-    }
-    if (auto done = ReportContent(*attachment, copied->bytes, true, wait); !done) {
+    return going.has_value();
+  };
+  const Result<TransferReport> copied = CopyParts(source, job, progress);
+  if (!going) return std::unexpected(going.error());
+  if (!copied) {
+    // A file that ended early, or cannot be read any more, may have changed.
+    const Code code = copied.error().code();
+    now->changed = (code == Code::kBusy || code == Code::kSystem) && !source.CheckUnchanged();
+    return std::unexpected(copied.error());
+  }
+  if (auto same = Settle(source, options, wait, &now->changed); !same) {
+    return std::unexpected(same.error());
+  }
+  if (auto whole = source.CheckStream(options.announced, copied->bytes); !whole) {
+    return std::unexpected(whole.error());
+  }
+  if (source.has_tensors()) {
+    if (auto done = SendDescription(*attachment, *description, source.table.size(), wait); !done) {
       return std::unexpected(done.error());
     }
-    KeepLink(facts.gpu, Direction::kLoad, copied->link_bytes_per_second);
-    return copied;
-  };
-  const Result<TransferReport> loaded = load();
-  job.gds.reset();
-  // An unpublished generation ends with its lease, and its holder may load it again.
-  if (!loaded && begun && published) GiveContentUp(attachment, detaches);
-  if (!loaded) return std::unexpected(loaded.error());
-  return OutcomeOf(*loaded);
+  }
+  if (auto done = ReportContent(*attachment, copied->bytes, true, wait); !done) {
+    return std::unexpected(done.error());
+  }
+  KeepLink(facts.gpu, Direction::kLoad, copied->link_bytes_per_second);
+  return OutcomeOf(*copied);
 }
 
 Result<TransferReport> Client::CopyParts(const LoadSource& source, TransferJob job,
@@ -411,10 +463,10 @@ Result<TransferReport> Client::CopyParts(const LoadSource& source, TransferJob j
     }
     if (!copied) return copied;
     if (!source.is_stream() && copied->bytes != part.file.size_bytes) {
-      return Fail(Code::kCorrupt,
+      return Fail(Code::kBusy,
                   Concat(part.file.name, " ended after ", copied->bytes, " of ",
                          part.file.size_bytes, " bytes"),
-                  "the file was shortened during the load: load it again");
+                  "load it when nobody writes it");
     }
     before_bytes += copied->bytes;
     whole.way = copied->way;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "platform/base/clock.h"
+#include "platform/base/testing.h"
 #include "platform/transfer/crew.h"
 #include "platform/transfer/file_way.h"
 #include "platform/transfer/transfer_engine.h"
@@ -21,8 +22,9 @@
 namespace gpushm::client {
 namespace {
 
+using gpushm::testing::Settle;
 using protocol::Kind;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
@@ -33,6 +35,7 @@ TEST_F(ClientTest, LoadsAndSavesHere) {
   std::string content(2 * kMiB + 17, '\0');
   for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 7 / 3);
   std::ofstream(path, std::ios::binary) << content;
+  Settle(path);
   auto options = Sized<gpushm_transfer_options>();
   options.chunk_bytes = 64 << 10;
   uint64_t seen_bytes = 0;
@@ -63,6 +66,7 @@ TEST_F(ClientTest, LoadsAndSavesHere) {
   std::ofstream(path, std::ios::binary | std::ios::app) << std::string(kMiB, 'x');
   EXPECT_EQ(gpushm_load(client_.get(), "weights", path.c_str(), &options, nullptr),
             GPUSHM_INVALID_ARGUMENT);
+  options.timeout_ms = GPUSHM_DONT_WAIT;
   EXPECT_EQ(gpushm_load(client_.get(), "weights", "/nowhere", &options, nullptr), GPUSHM_NOT_FOUND);
 }
 
@@ -72,6 +76,7 @@ TEST_F(ClientTest, LoadsFromDescriptors) {
   Open();
   const std::string path = folder_.path() + "/in.bin";
   std::ofstream(path, std::ios::binary) << std::string(kMiB, 'a') << std::string(100, 'b');
+  Settle(path);
   auto options = Sized<gpushm_transfer_options>();
   auto result = Sized<gpushm_transfer_result>();
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -152,6 +157,7 @@ TEST_F(ClientTest, TheWaitForABufferIsNotItsTransfer) {
   Open();
   const std::string path = folder_.path() + "/in.bin";
   std::ofstream(path, std::ios::binary) << std::string(kMiB, 'a');
+  Settle(path);
   auto options = Sized<gpushm_transfer_options>();
   options.timeout_ms = GPUSHM_DONT_WAIT;
   std::vector<uint64_t> told;
@@ -194,6 +200,7 @@ TEST_F(ClientTest, LoadsWithTheThreadsThatWereAskedFor) {
   const std::string path = folder_.path() + "/in.bin";
   std::ofstream(path, std::ios::binary).close();
   std::filesystem::resize_file(path, kBytes);
+  Settle(path);
   struct Seen {
     size_t before;
     size_t most;
@@ -258,6 +265,7 @@ TEST_F(ClientTest, LoadsByGpuDirectStorage) {
   Open();
   const std::string path = folder_.path() + "/in.bin";
   std::ofstream(path, std::ios::binary) << std::string(kMiB, 'a') << std::string(100, 'b');
+  Settle(path);
   auto options = Sized<gpushm_transfer_options>();
   auto result = Sized<gpushm_transfer_result>();
   options.file_method = GPUSHM_FILE_GDS;
@@ -275,6 +283,7 @@ TEST_F(ClientTest, LoadsByGpuDirectStorage) {
       << gpushm_last_error()->text;
   EXPECT_EQ(result.file_method, GPUSHM_FILE_GDS);
   options.file_method = GPUSHM_FILE_AUTO_GDS;
+  Settle(copy);
   ASSERT_EQ(gpushm_load(client_.get(), "weights", copy.c_str(), &options, &result), GPUSHM_OK);
   EXPECT_EQ(result.file_method, GPUSHM_FILE_CACHED) << "small";
 
@@ -302,11 +311,13 @@ TEST_F(ClientTest, TransferOptionsAreChecked) {
   const auto load = [&](const char* path,
                         const std::function<void(gpushm_transfer_options*)>& set) {
     auto options = Sized<gpushm_transfer_options>();
+    options.timeout_ms = GPUSHM_DONT_WAIT;
     set(&options);
     return gpushm_load(client_.get(), "weights", path, &options, nullptr);
   };
   const std::string path = folder_.path() + "/in.bin";
   std::ofstream(path) << "x";
+  Settle(path);
   using Options = gpushm_transfer_options;
   EXPECT_EQ(load(path.c_str(), [](Options* o) { o->file_method = GPUSHM_FILE_STREAM; }),
             GPUSHM_INVALID_ARGUMENT);

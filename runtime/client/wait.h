@@ -28,6 +28,7 @@ struct Wait {
   Deadline condition;  // Already passed with GPUSHM_DONT_WAIT.
   Deadline answer;
   bool dont_wait;
+  int64_t again_ms = -1;  // For a condition in the middle of the call; -1: until `answer`.
 
   static Wait ForMs(int64_t wait_ms) {
     const Deadline deadline = Deadline::AfterMs(std::min(wait_ms, kLongestMs));
@@ -35,6 +36,12 @@ struct Wait {
   }
   // Without waiting, as a step of a call that may wait: within that call's time.
   Wait Once() const { return Wait{Deadline::AfterMs(0), AnswerWithin(answer), true}; }
+  // For what must be waited for again, in the middle of a call that may wait.
+  Wait Again() const {
+    if (again_ms < 0) return Wait{answer, answer, false};
+    const int64_t left_ns = std::min(answer.RemainingNs(), again_ms * 1'000'000);
+    return Wait{Deadline::After(std::chrono::nanoseconds(left_ns)), answer, false};
+  }
   static Wait None() { return Wait{Deadline::AfterMs(0), Deadline::AfterMs(kAnswerMs), true}; }
 
   // `timeout_ms` as gpushm.h defines it.
@@ -52,7 +59,10 @@ struct Wait {
   // gpushm_transfer_options.timeout_ms.
   static Result<Wait> ForTransfer(int64_t timeout_ms, int64_t default_ms) {
     Result<Wait> wait = From(timeout_ms, default_ms);
-    if (wait && timeout_ms <= 0) wait->answer = Deadline::AfterMs(kTransferMs);
+    if (wait && timeout_ms <= 0) {
+      wait->answer = Deadline::AfterMs(kTransferMs);
+      wait->again_ms = default_ms;
+    }
     return wait;
   }
 };

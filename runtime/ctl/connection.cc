@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "contract/tensors/model.h"
+
 namespace gpushm::ctl {
 namespace {
 
@@ -57,6 +59,7 @@ Result<gpushm_transfer_result> Transfer(int standard, const std::string& path,
   options.threads = settings.threads;
   options.whole = settings.whole ? 1 : 0;
   options.format = settings.format;
+  options.bytes = settings.bytes;
   options.descriptor = standard;
   options.timeout_ms = settings.timeout_ms;
   if (settings.progress) {
@@ -133,11 +136,14 @@ Result<std::vector<Connection::Tensor>> Connection::Tensors(const std::string& n
 Result<uint64_t> Connection::Measure(const std::string& path, uint32_t format) {
   struct stat info{};
   if (stat(path.c_str(), &info) != 0) {
-    if (errno == ENOENT) return Fail(Code::kNotFound, Concat("no such file: ", path));
-    return FailSystem(errno, path);
+    const int error = errno;
+    uint64_t ignored = 0;
+    // It says which link on the way leads nowhere.
+    auto why = CheckStatus(gpushm_tensors_measure(path.c_str(), &ignored, nullptr));
+    if (!why && why.error().code() == Code::kNotFound) return std::unexpected(why.error());
+    return FailSystem(error, path);
   }
-  const bool model = S_ISDIR(info.st_mode) || path.ends_with(".safetensors") ||
-                     path.ends_with(".safetensors.index.json");
+  const bool model = S_ISDIR(info.st_mode) || tensors::IsModelName(path);
   if (format == GPUSHM_FORMAT_TENSORS || (format == GPUSHM_FORMAT_AUTO && model)) {
     uint64_t size_bytes = 0;
     if (auto done = CheckStatus(gpushm_tensors_measure(path.c_str(), &size_bytes, nullptr));
@@ -146,9 +152,11 @@ Result<uint64_t> Connection::Measure(const std::string& path, uint32_t format) {
     }
     return size_bytes;
   }
-  if (S_ISREG(info.st_mode) && info.st_size > 0) return static_cast<uint64_t>(info.st_size);
-  return Fail(Code::kInvalidArgument, Concat(path, " is empty or not a file"),
-              "name a file that has content");
+  if (!S_ISREG(info.st_mode)) {
+    return Fail(Code::kInvalidArgument, Concat(path, " is not a file"), "name a file");
+  }
+  if (info.st_size > 0) return static_cast<uint64_t>(info.st_size);
+  return Fail(Code::kBusy, Concat(path, " is empty"), "wait until it is written");
 }
 
 std::vector<gpushm_sync_info> Connection::Look(const std::vector<gpushm_info>& infos) {

@@ -36,6 +36,7 @@ struct TransferSettings {
   uint32_t threads = 0;  // See gpushm.h.
   bool whole = false;
   uint32_t format = GPUSHM_FORMAT_AUTO;
+  uint64_t bytes = 0;  // To load: that must come; 0: not said.
   int64_t timeout_ms = 0;
   // Returning false stops the transfer. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
@@ -60,7 +61,8 @@ class Connection {
   };
   // Of the buffer's current generation, in the order of their names.
   Result<std::vector<Tensor>> Tensors(const std::string& name, int64_t timeout_ms);
-  // The bytes that a load of that path needs. kInvalidArgument: a stream, whose size nobody knows.
+  // The bytes that a load of that path needs. It does not wait. kInvalidArgument: a stream, whose
+  // size nobody knows.
   static Result<uint64_t> Measure(const std::string& path, uint32_t format = GPUSHM_FORMAT_AUTO);
   // The holders of one buffer, or of all ("").
   Result<std::vector<gpushm_holder>> Holders(const std::string& name);

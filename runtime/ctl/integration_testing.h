@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "platform/base/clock.h"
+#include "platform/base/testing.h"
 #include "platform/base/unique_fd.h"
 #include "platform/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"
@@ -172,6 +173,7 @@ class CtlTest : public ::testing::Test {
     std::string bytes(size_bytes, '\0');
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 2654435761u >> 13);
     std::ofstream(dir_ / name, std::ios::binary) << bytes;
+    gpushm::testing::Settle((dir_ / name).string());
     return (dir_ / name).string();
   }
 

@@ -212,7 +212,7 @@ Result<ExitCode> Stay::Run() {
     if (ends_) break;
     if (end && end->is(ExitCode::kOk)) continue;
     const bool is_cheap = end && (end->is(ExitCode::kNotFound) || end->is(ExitCode::kUsage) ||
-                                  end->is(ExitCode::kNoBroker));
+                                  end->is(ExitCode::kBusy) || end->is(ExitCode::kNoBroker));
     pause_ms = is_cheap ? kLookMs : std::min(2 * pause_ms, kLongestPauseMs);
     const std::string why = !end ? OneLine(ErrorText(end.error()))
                             : WIFSIGNALED(end->status)

@@ -48,6 +48,9 @@ class CtlTensorsTest : public CtlTest {
     std::ofstream(model() + "/model.safetensors.index.json")
         << R"({"weight_map":{"a":"model-2.safetensors","b":"model-1.safetensors",)"
         << R"("c":"model-1.safetensors"}})";
+    for (const char* const shard : {"/model-1.safetensors", "/model-2.safetensors"}) {
+      gpushm::testing::Settle(model() + shard);
+    }
   }
   std::string model() const { return (dir_ / "llama").string(); }
   // The pool, as soon as that many of its bytes are used.
@@ -117,6 +120,45 @@ TEST_F(CtlTensorsTest, TheFormatCanBeChosen) {
   EXPECT_THAT(Ctl({"ls", "--tensors", "weights"}).out, HasSubstr("[77]"));
   ASSERT_EQ(Ctl({"load", file, "weights", "--format", "raw"}).code, 0);
   EXPECT_EQ(Ctl({"ls", "--tensors", "weights"}).code, 3) << "the former description is gone";
+}
+
+// Goal: every way takes the same files for tensors, and any one index of a folder decides. Method:
+// the index of a variant, as transformers writes it, was loaded as text.
+TEST_F(CtlTensorsTest, TheIndexOfAVariantIsAnIndex) {
+  StartBroker();
+  const std::string index = model() + "/model.safetensors.index.fp16.json";
+  fs::rename(model() + "/model.safetensors.index.json", index);
+  std::ofstream(model() + "/stale.safetensors", std::ios::binary) << Safetensors({a_});
+  ASSERT_EQ(Ctl({"create", "weights", "--from", index}).code, 0);
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr(std::to_string(kA + a_.bytes.size())));
+  for (const std::string& path : {index, model()}) {
+    ASSERT_EQ(Ctl({"load", path, "weights"}).code, 0);
+    EXPECT_THAT(Ctl({"ls", "--tensors", "weights"}).out, HasSubstr("[5000]"));
+    ASSERT_EQ(Ctl({"load", "--next", path, "weights"}).code, 0);
+    EXPECT_THAT(Ctl({"ls", "--tensors", "weights"}).out, HasSubstr("[5000]"));
+  }
+}
+
+// Goal: a generation gets the size of the files that are there when it is loaded.
+TEST_F(CtlTensorsTest, TheNextGenerationWaitsForItsFiles) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "2Mi"}).code, 0);
+  ASSERT_EQ(Ctl({"load", WriteFile("plain", 1000), "weights"}).code, 0);
+  const std::string shard = model() + "/model-2.safetensors";
+  fs::rename(shard, shard + ".later");
+  const Output missing = Ctl({"load", "--next", model(), "weights"});
+  EXPECT_EQ(missing.code, 3) << missing.err;
+  EXPECT_THAT(missing.err, HasSubstr("model-2.safetensors"));
+  const pid_t loader = fork();
+  if (loader == 0) {
+    RedirectTo(STDERR_FILENO, "late.err");
+    Exec({build_ + "/bin/gpushmctl", "load", "--next", model(), "weights", "--timeout", "25s"});
+  }
+  fs::rename(shard + ".later", shard);
+  int status = -1;
+  waitpid(loader, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << Slurp((dir_ / "late.err").string());
+  EXPECT_THAT(Ctl({"ls", "--tensors", "weights"}).out, HasSubstr("[5000]"));
 }
 
 TEST_F(CtlTensorsTest, WhatCannotBeLoadedLeavesTheBufferAsItIs) {
@@ -222,6 +264,7 @@ TEST_F(CtlTensorsTest, WithoutANextGenerationTheFormerOneStays) {
   EXPECT_EQ(Ctl({"load", "--next", (dir_ / "nowhere").string(), "weights"}).code, 3);
   const std::string large = WriteFile("large", 0);
   fs::resize_file(large, 32 << 20);
+  gpushm::testing::Settle(large);
   EXPECT_EQ(Ctl({"load", "--next", large, "weights"}).code, 5) << "the pool is too small";
   expect_same();
 

@@ -1,4 +1,5 @@
 // gpushmctl load, save: copying files into buffers and back.
+#include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -6,6 +7,7 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "platform/base/clock.h"
 #include "runtime/ctl/commands.h"
@@ -32,6 +34,7 @@ struct TransferArguments {
   bool whole = false;
   bool next = false;
   bool stay = false;
+  uint64_t bytes = 0;  // That must come; 0: not said.
   std::string format = "auto";
 };
 
@@ -100,24 +103,43 @@ uint32_t FileMethodOf(std::string_view method) {
                                 : GPUSHM_FILE_AUTO_GDS;
 }
 
-// Waits until there is a buffer to get a next generation. Returns the size of that one: as large as
-// the load needs, or, for a stream, 0, which is the present size.
-Result<uint64_t> PrepareNext(Connection* connection, const TransferArguments& arguments,
-                             TransferSettings* settings) {
+// How often --next looks whether a file is there.
+constexpr int kLookForFileMs = 1000;
+
+// As large as a load needs it; for a stream what was announced, or 0, which is the present size.
+Result<uint64_t> SizeOfNext(const TransferArguments& arguments, const TransferSettings& settings) {
   struct stat info{};
   const bool stream =
       arguments.path == "-" || (stat(arguments.path.c_str(), &info) == 0 && S_ISFIFO(info.st_mode));
-  const Result<uint64_t> bytes =
-      stream ? Result<uint64_t>(0) : Connection::Measure(arguments.path, settings->format);
+  if (stream) return settings.bytes;
+  return Connection::Measure(arguments.path, settings.format);
+}
+
+// Waits until there are a file, and a buffer to get a next generation. Returns the size of that
+// one. `deadline` is that of the whole command; `settings` gets what is left of it.
+Result<uint64_t> PrepareNext(Connection* connection, const TransferArguments& arguments,
+                             const Deadline& deadline, TransferSettings* settings) {
+  const auto keep_time = [&] {
+    if (settings->timeout_ms > 0) settings->timeout_ms = std::max(deadline.RemainingMs(), 1);
+  };
+  Result<uint64_t> bytes = SizeOfNext(arguments, *settings);
+  const auto may_come = [](Code code) {
+    return code == Code::kNotFound || code == Code::kBusy || code == Code::kSystem;
+  };
+  while (!bytes && settings->timeout_ms > 0 && may_come(bytes.error().code())) {
+    if (deadline.Passed()) {
+      return Fail(Code::kTimeout, Concat("timed out waiting for the file: ", bytes.error().what()),
+                  bytes.error().remedy());
+    }
+    poll(nullptr, 0, std::min(kLookForFileMs, deadline.RemainingMs()));
+    bytes = SizeOfNext(arguments, *settings);
+  }
   if (!bytes) return bytes;
-  const int64_t start_ns = MonotonicNs();
+  keep_time();
   const auto found = connection->WaitFor(arguments.name, 0, settings->timeout_ms);
   // A buffer whose load failed gets a new generation, too.
   if (!found && found.error().code() != Code::kSystem) return std::unexpected(found.error());
-  if (settings->timeout_ms > 0) {  // It limits the whole command.
-    const int64_t waited_ms = (MonotonicNs() - start_ns) / 1'000'000;
-    settings->timeout_ms = std::max<int64_t>(settings->timeout_ms - waited_ms, 1);
-  }
+  keep_time();
   return bytes;
 }
 
@@ -131,20 +153,20 @@ Result<ExitCode> RunTransfer(const Context& context, const TransferArguments& ar
   settings.chunk_bytes = arguments.chunk_bytes;
   settings.chunks = arguments.chunks;
   settings.whole = arguments.whole;
+  settings.bytes = arguments.bytes;
   settings.format = arguments.format == "raw"       ? GPUSHM_FORMAT_RAW
                     : arguments.format == "tensors" ? GPUSHM_FORMAT_TENSORS
                                                     : GPUSHM_FORMAT_AUTO;
   settings.threads = arguments.threads == 0U ? GPUSHM_NO_THREADS : arguments.threads.value_or(0);
   // Without --timeout a missing buffer is an immediate error: most often its name is misspelt.
   settings.timeout_ms = context.globals.timeout_ms ? context.globals.TimeoutMs() : GPUSHM_DONT_WAIT;
-  uint64_t next_bytes = 0;
+  const Deadline deadline = Deadline::AfterMs(std::max<int64_t>(settings.timeout_ms, 0));
   uint64_t generation = 0;
-  if (arguments.next) {
-    const Result<uint64_t> prepared = PrepareNext(&*connection, arguments, &settings);
-    if (!prepared) return std::unexpected(prepared.error());
-    next_bytes = *prepared;
-  }
-  const auto transfer = [&] {
+  bool resized = false;  // The file was, between its measurement and its load.
+  const auto transfer = [&]() -> Result<gpushm_transfer_result> {
+    Result<uint64_t> next_bytes;
+    if (arguments.next) next_bytes = PrepareNext(&*connection, arguments, deadline, &settings);
+    if (!next_bytes) return std::unexpected(next_bytes.error());
     ProgressBar bar(arguments.name, !arguments.no_progress && IsTerminal(STDERR_FILENO));
     std::optional<uint64_t> last_bytes;
     settings.progress = [&, last_bytes](uint64_t done_bytes, uint64_t total_bytes) mutable {
@@ -158,13 +180,21 @@ Result<ExitCode> RunTransfer(const Context& context, const TransferArguments& ar
       return !Interrupted();
     };
     if (arguments.next) {
-      return connection->LoadNext(arguments.name, arguments.path, next_bytes, settings,
-                                  &generation);
+      auto moved =
+          connection->LoadNext(arguments.name, arguments.path, *next_bytes, settings, &generation);
+      if (moved || moved.error().code() != Code::kInvalidArgument) return moved;
+      const Result<uint64_t> now_bytes = SizeOfNext(arguments, settings);
+      resized = now_bytes && *now_bytes != *next_bytes;
+      if (!resized) return moved;
+      return Fail(Code::kBusy,
+                  Concat(arguments.path, " changed while it was loaded: ", moved.error().what()),
+                  "load it when nobody writes it; write elsewhere, then rename");
     }
     return load ? connection->Load(arguments.name, arguments.path, settings)
                 : connection->Save(arguments.name, arguments.path, settings);
   };
-  const auto result = transfer();
+  auto result = transfer();
+  while (std::exchange(resized, false) && !deadline.Passed() && !Interrupted()) result = transfer();
   if (!result && Interrupted()) {
     PrintError(Concat("gpushmctl: interrupted: ",
                       arguments.next ? "the buffer keeps the generation that it has\n"
@@ -236,6 +266,10 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
       ->check(CLI::IsMember({"auto", "raw", "tensors"}))
       ->capture_default_str();
   if (load) {
+    AddBytesOption(
+        command, "--bytes", &arguments->bytes,
+        "How many bytes must come, neither less nor more: of the file, of all files of a "
+        "model, or of standard input");
     CLI::Option* const stay = command->add_flag(
         "--stay", arguments->stay,
         "Load NAME if it lacks its content, try again after each failure, and stay until SIGTERM: "

@@ -90,10 +90,6 @@ TEST_F(CtlTest, ABufferKnowsTheBytesOfItsContent) {
   EXPECT_TRUE(Slurp(copy) == Slurp(file));
   ASSERT_EQ(Ctl({"save", "weights", copy, "--whole"}).code, 0);
   EXPECT_EQ(fs::file_size(copy), 8u << 20);
-  const std::string empty = WriteFile("nothing", 0);
-  ASSERT_EQ(Ctl({"load", empty, "weights"}).code, 0);
-  EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 0,"));
-
   gpushm_open_options opening;
   GPUSHM_INIT(&opening);
   gpushm_client* client = nullptr;
@@ -114,7 +110,7 @@ TEST_F(CtlTest, ABufferKnowsTheBytesOfItsContent) {
   EXPECT_EQ(gpushm_attachment_set_content(next, (8 << 20) + 1), GPUSHM_INVALID_ARGUMENT);
   ASSERT_EQ(gpushm_attachment_set_content(next, 1000), GPUSHM_OK) << gpushm_last_error()->text;
   EXPECT_EQ(content(), 1000u);
-  EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 0,"));
+  EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 3145723,"));
   ASSERT_EQ(gpushm_attachment_publish(next), GPUSHM_OK);
   EXPECT_THAT(Ctl({"ls", "-o", "json"}).out, HasSubstr("\"content_bytes\": 1000,"));
   ASSERT_EQ(gpushm_attachment_set_content(next, 2000), GPUSHM_OK) << gpushm_last_error()->text;
@@ -158,6 +154,46 @@ TEST_F(CtlTest, MovesStreams) {
   }
 }
 
+// Goal: what is not whole is not loaded, and the exit code says whether it may still come: 3 and 9,
+// or not as it is: 2. Method: the commands that made it READY before.
+TEST_F(CtlTest, WhatIsNotWholeIsNotLoaded) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string load = build_ + "/bin/gpushmctl load ";
+  const auto shell = [&](const std::string& command) { return Run({"/bin/sh", "-c", command}); };
+  const Output nothing = shell("false | " + load + "- weights");
+  EXPECT_EQ(nothing.code, 2);
+  EXPECT_THAT(nothing.err, HasSubstr("the stream had nothing"));
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("failed"));
+  const Output less = shell("printf 12345 | " + load + "--bytes 6 - weights");
+  EXPECT_EQ(less.code, 2);
+  EXPECT_THAT(less.err, HasSubstr("5 of the 6 bytes that were announced"));
+  EXPECT_EQ(shell("printf 12345 | " + load + "--bytes 5 - weights").code, 0);
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("(5 bytes)"));
+
+  const std::string empty = WriteFile("nothing", 0);
+  const Output touched = Ctl({"load", empty, "weights"});
+  EXPECT_EQ(touched.code, 9);
+  EXPECT_THAT(touched.err, HasSubstr("is empty"));
+  EXPECT_EQ(Ctl({"load", "--next", empty, "weights"}).code, 9);
+  EXPECT_EQ(Ctl({"load", empty, "weights", "--timeout", "200ms"}).code, 6);
+  EXPECT_EQ(Ctl({"load", "--next", empty, "weights", "--timeout", "200ms"}).code, 6);
+  EXPECT_EQ(Ctl({"load", "--bytes", "7", WriteFile("six", 6), "weights"}).code, 9);
+  EXPECT_EQ(Ctl({"load", "--bytes", "5", WriteFile("six", 6), "weights"}).code, 2);
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("(5 bytes)")) << "as it was";
+
+  std::ofstream(dir_ / "pointer.safetensors")
+      << "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n";
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"load", (dir_ / "pointer.safetensors").string(), "weights"},
+           {"load", "--next", (dir_ / "pointer.safetensors").string(), "weights"},
+           {"create", "other", "--from", (dir_ / "pointer.safetensors").string()}}) {
+    const Output refused = Ctl(words);
+    EXPECT_EQ(refused.code, 2) << refused.err;
+    EXPECT_THAT(refused.err, AllOf(HasSubstr("Git LFS pointer"), HasSubstr("git lfs pull")));
+  }
+}
+
 // Goal: GPUDirect Storage works: the bytes are right and the method is reported.
 // A refusal before the start leaves the buffer unchanged; an error in the middle does not. Method:
 // fake_cufile.cc.
@@ -192,6 +228,7 @@ TEST_F(CtlTest, MovesByGpuDirectStorage) {
   // A large file, no part of it in the page cache, unless the file system is in memory.
   const std::string large = WriteFile("large", 0);
   fs::resize_file(large, 256 << 20);
+  gpushm::testing::Settle(large);
   ASSERT_EQ(Ctl({"create", "more", "256Mi"}).code, 0);
   const Output chosen = Ctl({"load", large, "more"});
   ASSERT_EQ(chosen.code, 0) << chosen.err;

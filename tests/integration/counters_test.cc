@@ -3,6 +3,7 @@
 // the plugin's keeper.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -41,6 +42,9 @@ TEST_F(CountersTest, ThePluginShowsWhatProcessesDid) {
   const Broker broker(run(), "64Mi", Linked());
   const std::string path = folder_ + "/content";
   std::ofstream(path) << std::string(kMiB, 'x');
+  // A load waits until what nothing announces has not changed for some seconds.
+  std::filesystem::last_write_time(path,
+                                   std::filesystem::last_write_time(path) - std::chrono::hours(1));
   {
     Worker worker(run());
     ASSERT_EQ(worker.Do("create weights " + std::to_string(kMiB)).status, GPUSHM_OK);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -138,6 +139,9 @@ TEST_F(IntegrationTest, FilesBothWays) {
   const std::string in = folder_ + "/in.bin";
   const std::string content(1 << 20, 'g');
   std::ofstream(in, std::ios::binary) << content;
+  // A load waits until what nothing announces has not changed for some seconds.
+  std::filesystem::last_write_time(in,
+                                   std::filesystem::last_write_time(in) - std::chrono::hours(1));
   ASSERT_EQ(writer.Do("write 0").status, 0);
   const Answer loaded = writer.Do("load weights " + in);
   ASSERT_EQ(loaded.status, GPUSHM_OK);
@@ -155,6 +159,8 @@ TEST_F(IntegrationTest, FilesBothWays) {
 TEST_F(IntegrationTest, TheFirstLoadFillsAReadOnlyBuffer) {
   const std::string raw = folder_ + "/raw.bin";
   std::ofstream(raw, std::ios::binary) << std::string(1 << 20, 'g');
+  std::filesystem::last_write_time(raw,
+                                   std::filesystem::last_write_time(raw) - std::chrono::hours(1));
   const std::string tensors = folder_ + "/t.safetensors";
   const std::string header = R"({"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})";
   std::ofstream(tensors, std::ios::binary)

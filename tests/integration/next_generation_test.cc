@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -82,6 +83,9 @@ class NextGenerationTest : public LinkedTest {
   std::string WriteFile(const std::string& name, size_t size_bytes, char value) const {
     std::string path = folder_ + "/" + name;
     std::ofstream(path, std::ios::binary) << std::string(size_bytes, value);
+    // A load waits until what nothing announces has not changed for some seconds.
+    std::filesystem::last_write_time(
+        path, std::filesystem::last_write_time(path) - std::chrono::hours(1));
     return path;
   }
 
@@ -234,7 +238,8 @@ TEST_F(NextGenerationTest, AFailedLoadLeavesTheFormerOne) {
     if (done_bytes != 0) std::filesystem::resize_file(model + "/b.safetensors", kTensorBytes / 2);
     return true;
   };
-  EXPECT_EQ(Load(next, model, shorten), GPUSHM_CORRUPT);
+  const auto at_once = [](Options* options) { options->timeout_ms = GPUSHM_DONT_WAIT; };
+  EXPECT_EQ(Load(next, model, shorten, at_once), GPUSHM_BUSY);
   EXPECT_THAT(gpushm_last_error()->text, HasSubstr("load \"weights\""));
   EXPECT_THAT(gpushm_last_error()->text, HasSubstr("b.safetensors"));
   ExpectFormer(first, &held, &fresh);
@@ -249,7 +254,7 @@ TEST_F(NextGenerationTest, AFailedLoadLeavesTheFormerOne) {
 
   // It can be loaded again, too.
   next = Make();
-  EXPECT_EQ(Load(next, folder_ + "/nowhere"), GPUSHM_NOT_FOUND);
+  EXPECT_EQ(Load(next, folder_ + "/nowhere", {}, at_once), GPUSHM_NOT_FOUND);
   EXPECT_EQ(gpushm_attachment_publish(next), GPUSHM_INVALID_ARGUMENT);
   const auto stop = [](uint64_t done_bytes) { return done_bytes == 0; };
   EXPECT_EQ(Load(next, WriteModel(2), stop), GPUSHM_BUSY);
@@ -342,7 +347,9 @@ TEST_F(NextGenerationTest, TheLastLoadCounts) {
 
   // The maker may also say that bytes are valid which a failed load has left.
   gpushm_attachment* const other = Make();
-  EXPECT_EQ(Load(other, folder_ + "/nowhere"), GPUSHM_NOT_FOUND);
+  EXPECT_EQ(
+      Load(other, folder_ + "/nowhere", {}, [](Options* o) { o->timeout_ms = GPUSHM_DONT_WAIT; }),
+      GPUSHM_NOT_FOUND);
   ASSERT_EQ(gpushm_attachment_set_content(other, 7), GPUSHM_OK) << gpushm_last_error()->text;
   ASSERT_EQ(gpushm_attachment_publish(other), GPUSHM_OK) << gpushm_last_error()->text;
   EXPECT_EQ(Look().content_bytes, 7u);

@@ -7,6 +7,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <chrono>
+#include <filesystem>
 #include <fstream>
 
 #include "runtime/include/gpushm/sync.h"
@@ -248,6 +250,9 @@ TEST_F(SignalTest, WhileAStreamWaitsContentIsLoaded) {
   Worker waiter(run());
   const std::string path = folder_ + "/content";
   std::ofstream(path) << std::string(std::stoul(kMiBText), 'x');
+  // A load waits until what nothing announces has not changed for some seconds.
+  std::filesystem::last_write_time(path,
+                                   std::filesystem::last_write_time(path) - std::chrono::hours(1));
   ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do(Concat("create weights ", kMiBText)).status, GPUSHM_OK);

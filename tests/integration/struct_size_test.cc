@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -178,11 +180,16 @@ TEST_P(StructSizeTest, Making) {
 
   const std::string path = folder_ + "/bytes";
   std::ofstream(path) << "0123456789";
+  // A load waits until what nothing announces has not changed for some seconds.
+  std::filesystem::last_write_time(path,
+                                   std::filesystem::last_write_time(path) - std::chrono::hours(1));
   Struct<gpushm_transfer_options> transfer(GetParam());
   Struct<gpushm_transfer_result> moved(GetParam());
   ASSERT_OK(gpushm_load(client_, "weights", path.c_str(), transfer.get(), moved.get()));
   EXPECT_EQ(moved->bytes, 10u);
   ASSERT_OK(gpushm_save(client_, "weights", path.c_str(), transfer.get(), moved.get()));
+  std::filesystem::last_write_time(path,
+                                   std::filesystem::last_write_time(path) - std::chrono::hours(1));
   ASSERT_OK(gpushm_replace(client_, "weights", 0, options.get(), &next));
   ASSERT_OK(gpushm_attachment_load(next, path.c_str(), transfer.get(), moved.get()));
   EXPECT_EQ(moved->bytes, 10u);

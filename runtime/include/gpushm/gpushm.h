@@ -663,8 +663,8 @@ typedef struct gpushm_transfer_options {
   gpushm_progress progress; /* May be NULL. */
   void* user;
   /* For the whole call, the wait for the buffer included. 0: ten minutes, of which
-   * GPUSHM_DEFAULT_TIMEOUT_MS for the wait. GPUSHM_DONT_WAIT: no wait (NOT_FOUND; to save, also
-   * LOADING), and ten minutes for the transfer. */
+   * GPUSHM_DEFAULT_TIMEOUT_MS for the wait. GPUSHM_DONT_WAIT: no wait (NOT_FOUND, BUSY; to save,
+   * also LOADING), and ten minutes for the transfer. */
   int64_t timeout_ms;
   uint32_t file_method; /* gpushm_file_method, but STREAM. */
   uint32_t chunks;      /* 2 to 16; 0: 3. Each has a stream of its own. */
@@ -681,6 +681,9 @@ typedef struct gpushm_transfer_options {
   uint32_t reserved1; /* 0. */
   uint32_t format;    /* gpushm_format */
   uint32_t reserved2; /* 0. */
+  /* To load: how many bytes must come, neither less nor more: of the file, of all files of a model,
+   * or of the stream. 0: not said. */
+  uint64_t bytes;
 } gpushm_transfer_options;
 
 typedef struct gpushm_transfer_result {
@@ -699,11 +702,18 @@ typedef struct gpushm_transfer_result {
 
 /* Fills a buffer from a file: its whole content from offset 0; a file larger than the buffer is
  * INVALID_ARGUMENT, a smaller one leaves the rest as it is. A stream is read to its end; one that
- * is longer is INVALID_ARGUMENT too, when the buffer is full. The buffer is LOADING meanwhile,
- * READY afterwards, FAILED if it ends otherwise. Needs write access. This process moves the bytes,
- * with the primary context of the buffer's GPU for that time; a process that does not see that GPU
- * gets UNSUPPORTED, from gpushm_save too. `path` NULL: options->descriptor. `result` may be NULL.
- */
+ * is longer is INVALID_ARGUMENT too, when the buffer is full, and so is one with nothing. The
+ * buffer is LOADING meanwhile, READY afterwards, FAILED if it ends otherwise. Needs write access.
+ * This process moves the bytes, with the primary context of the buffer's GPU for that time; a
+ * process that does not see that GPU gets UNSUPPORTED, from gpushm_save too. `path` NULL:
+ * options->descriptor. `result` may be NULL.
+ *
+ * What is not whole is never READY (docs/guides/transfers.md says what is whole). A call that may
+ * wait (timeout_ms) waits for what may still come, and begins again when a file changes meanwhile.
+ * A file that is not a model and that nothing announces (`bytes`) must not have changed for 3 s;
+ * each call waits for these. Errors of files: NOT_FOUND (a file, or one of a model, is missing),
+ * BUSY (it is shorter than it says, empty, being written, or changed meanwhile), INVALID_ARGUMENT
+ * (as it is, it cannot be loaded), TIMEOUT. */
 GPUSHM_API gpushm_status gpushm_load(gpushm_client* client, const char* name, const char* path,
                                      const gpushm_transfer_options* options,
                                      gpushm_transfer_result* result);
@@ -734,10 +744,11 @@ GPUSHM_API gpushm_status gpushm_save(gpushm_client* client, const char* name, co
  * load fails. The load begins by removing the generation's description.
  *
  * No other thread may detach or advance the attachment during the call. `options` and `result` are
- * as for gpushm_load; no time is spent on waiting for a buffer. Errors: INVALID_ARGUMENT (also: the
- * content does not fit), NOT_FOUND (no such file), DENIED (attached for reading), UNSUPPORTED
- * (transport cuipc), BUSY (another load of it is running, or `progress` stopped it), CORRUPT, STALE
- * (published, and replaced since), ORPHANED, EXHAUSTED, TIMEOUT, DRIVER, SYSTEM, UNAVAILABLE. */
+ * as for gpushm_load; no time is spent on waiting for a buffer. Errors: those of files
+ * (gpushm_load), INVALID_ARGUMENT (also: the content does not fit), DENIED (attached for reading),
+ * UNSUPPORTED (transport cuipc), BUSY (also: another load of it is running, or `progress` stopped
+ * it), STALE (published, and replaced since), ORPHANED, EXHAUSTED, TIMEOUT, DRIVER, SYSTEM,
+ * UNAVAILABLE. */
 GPUSHM_API gpushm_status gpushm_attachment_load(gpushm_attachment* attachment, const char* path,
                                                 const gpushm_transfer_options* options,
                                                 gpushm_transfer_result* result);

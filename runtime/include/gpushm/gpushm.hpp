@@ -154,6 +154,7 @@ struct TransferOptions {
   std::function<bool(uint64_t, uint64_t)> progress{};
   Timeout timeout{};
   gpushm_format format = GPUSHM_FORMAT_AUTO;  ///< What the bytes of the file are.
+  uint64_t bytes = 0;  ///< To load: how many must come, neither less nor more; 0: not said.
 };
 
 namespace detail {
@@ -185,6 +186,7 @@ Result<TransferResult> Transfer(const TransferOptions& options, int descriptor, 
   raw.descriptor = descriptor;
   raw.whole = options.whole ? 1 : 0;
   raw.format = options.format;
+  raw.bytes = options.bytes;
   raw.timeout_ms = options.timeout.ms();
   if (options.progress) {
     raw.user = const_cast<TransferOptions*>(&options);

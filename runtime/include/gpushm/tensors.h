@@ -64,7 +64,7 @@ typedef struct gpushm_tensors gpushm_tensors;
 /* One tensor. Pointers are valid until gpushm_tensors_close. */
 typedef struct gpushm_tensor {
   size_t struct_size;
-  const char* name;      /* UTF-8, without control characters. */
+  const char* name;      /* UTF-8; it may be empty, and have control characters. */
   const uint64_t* shape; /* `rank` dimensions, the slowest first; elements are contiguous. */
   uint64_t offset; /* Bytes from the start of the buffer: a multiple of 256 after gpushm_load. */
   uint64_t size_bytes;
@@ -123,8 +123,8 @@ GPUSHM_API gpushm_status gpushm_attachment_set_tensors(gpushm_attachment* attach
 
 /* Bytes that a buffer needs for the tensors of a safetensors file, an index or a folder: for
  * gpushm_create or gpushm_replace before a load. Reads the files' headers. `tensor_count` may be
- * NULL. Errors: NOT_FOUND, CORRUPT (a file breaks a rule of the format; the text says which),
- * EXHAUSTED (docs/reference/limits.md), INVALID_ARGUMENT, SYSTEM. */
+ * NULL. Does not wait. Errors: those of files (gpushm_load), EXHAUSTED (docs/reference/limits.md),
+ * SYSTEM. */
 GPUSHM_API gpushm_status gpushm_tensors_measure(const char* path, uint64_t* size_bytes,
                                                 uint64_t* tensor_count);
 
