@@ -96,7 +96,7 @@ class Incompatible(Error):
 
 
 class Corrupt(Error, ValueError):
-    """Shared bytes, or those of a file, are invalid."""
+    """Shared or received bytes are invalid."""
 
     status = Status.CORRUPT
 

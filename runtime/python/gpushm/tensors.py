@@ -11,11 +11,17 @@ new generation: who has an older one open keeps it, and its memory is freed with
 
 import collections.abc
 import os
+import time
 
 from gpushm import _default, _native, _source, _streams
-from gpushm.errors import NotFound, Stale, Status, from_status
+from gpushm.errors import (Busy, Error, InvalidArgument, NotFound, Stale, Status, SystemCallError,
+                           from_status)
 
 ALIGNMENT = 256
+
+_TIMEOUT = 600.0  # The default of publish: as in Client.load, not all of it is for a missing file.
+_FILE_TIMEOUT = 10.0
+_LOOK_SECONDS = 1.0  # No event comes from NFS and FUSE.
 
 
 class TensorSet(collections.abc.Mapping):
@@ -158,8 +164,12 @@ def publish(name, tensors, *, metadata=None, stream=None, client=None, timeout=6
     values must be complete). The call waits for that stream before it publishes. `metadata`: str to
     str. `progress(done, total)` is called with bytes.
 
-    Raises Exhausted (no room in the pool for one more generation), Denied, InvalidArgument, Timeout;
-    for a file NotFound and Corrupt.
+    `timeout`: for all of it; of the default, ten seconds are for a file that is not there yet. A model
+    that is not whole is not published.
+
+    Raises Exhausted (no room in the pool for one more generation), Denied, InvalidArgument (also: as it
+    is, the file cannot be loaded), Timeout; with timeout=0 also NotFound and Busy (the file is not there,
+    or being written).
     """
     client = client or _default.client()
     if isinstance(tensors, (str, os.PathLike)):
@@ -227,7 +237,42 @@ def _publish_path(client, name, path, metadata, timeout, progress, writers):
     if metadata is not None:
         raise from_status(Status.INVALID_ARGUMENT, "metadata is given for a file",
                           "leave it out: a set from a file has the file's metadata")
-    size, _ = _native.measure(path)
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        size = _await_model(path, timeout)
+        try:
+            return _publish_measured(client, name, path, size, timeout, progress, writers)
+        except (Busy, InvalidArgument):
+            # Another model is there now, for which the buffer has no room.
+            if end is not None and time.monotonic() >= end or not _was_resized(path, size):
+                raise
+
+
+def _was_resized(path, size):
+    try:
+        return _native.measure(path)[0] != size
+    except Error:
+        return False
+
+
+def _await_model(path, timeout):
+    """The size that the model needs, once it is whole."""
+    patience = _FILE_TIMEOUT if timeout == _TIMEOUT else timeout
+    end = None if patience is None else time.monotonic() + patience
+    while True:
+        try:
+            return _native.measure(path)[0]
+        except (NotFound, Busy, SystemCallError) as error:
+            if patience == 0:
+                raise
+            left = _LOOK_SECONDS if end is None else end - time.monotonic()
+            if left <= 0:
+                raise from_status(Status.TIMEOUT, f"timed out waiting for the file: {error.what}",
+                                  error.remedy) from None
+            time.sleep(min(left, _LOOK_SECONDS))
+
+
+def _publish_measured(client, name, path, size, timeout, progress, writers):
     if _awaits_content(client, name, size):
         client.load(name, path, format="tensors", progress=progress, timeout=timeout)
         return client.lookup(name).generation

@@ -276,21 +276,31 @@ int ReportProgress(void* user, uint64_t done_bytes, uint64_t total_bytes) {
   }
 }
 
+// The default of a transfer's timeout: that of libgpushm.
+constexpr double kTransferSeconds = 600;
+
+// What a load has besides what a save has.
+struct Loading {
+  uint32_t threads = 0;
+  uint64_t nbytes = 0;
+};
+
 // `call(path, options, result)`: without the GIL.
 template <typename Call>
-gpushm_transfer_result Transfer(const nb::object& file, const std::string& format, uint32_t threads,
-                                bool whole, const nb::object& progress, Timeout timeout,
-                                Call&& call) {
+gpushm_transfer_result Transfer(const nb::object& file, const std::string& format,
+                                const Loading& loading, bool whole, const nb::object& progress,
+                                Timeout timeout, Call&& call) {
   Collect();
   auto options = Sized<gpushm_transfer_options>();
   auto result = Sized<gpushm_transfer_result>();
   Progress state{progress};
   options.format = Choice("format", format, {"auto", "raw", "tensors"});
-  options.threads = threads;
+  options.threads = loading.threads;
+  options.bytes = loading.nbytes;
   options.whole = whole ? 1 : 0;
   options.progress = ReportProgress;
   options.user = &state;
-  options.timeout_ms = Milliseconds(timeout);
+  options.timeout_ms = timeout == kTransferSeconds ? 0 : Milliseconds(timeout);
   const bool is_descriptor = nb::isinstance<nb::int_>(file);
   if (is_descriptor) options.descriptor = nb::cast<int>(file);
   const Text path(is_descriptor ? nb::object(nb::none()) : file);
@@ -302,10 +312,10 @@ gpushm_transfer_result Transfer(const nb::object& file, const std::string& forma
 
 gpushm_transfer_result TransferNamed(decltype(&::gpushm_load) call, const Client& client,
                                      const std::string& name, const nb::object& file,
-                                     const std::string& format, uint32_t threads, bool whole,
+                                     const std::string& format, const Loading& loading, bool whole,
                                      const nb::object& progress, Timeout timeout) {
   const std::shared_ptr<Session> session = client.session();
-  return Transfer(file, format, threads, whole, progress, timeout,
+  return Transfer(file, format, loading, whole, progress, timeout,
                   [&](const char* path, const gpushm_transfer_options* options,
                       gpushm_transfer_result* result) {
                     return call(session->get(), name.c_str(), path, options, result);
@@ -314,12 +324,12 @@ gpushm_transfer_result TransferNamed(decltype(&::gpushm_load) call, const Client
 
 gpushm_transfer_result TransferAttached(decltype(&::gpushm_attachment_load) call,
                                         const Buffer& buffer, const nb::object& file,
-                                        const std::string& format, uint32_t threads, bool whole,
-                                        const nb::object& progress, Timeout timeout) {
+                                        const std::string& format, const Loading& loading,
+                                        bool whole, const nb::object& progress, Timeout timeout) {
   const std::shared_ptr<Mapping> mapping = buffer.mapping();
   gpushm_attachment* const attachment = buffer.get();
   return Transfer(
-      file, format, threads, whole, progress, timeout,
+      file, format, loading, whole, progress, timeout,
       [&](const char* path, const gpushm_transfer_options* options,
           gpushm_transfer_result* result) { return call(attachment, path, options, result); });
 }
@@ -548,23 +558,23 @@ void BindBuffer(nb::module_& module) {
       .def(
           "load",
           [](const Buffer& b, const nb::object& file, const std::string& format, uint32_t threads,
-             const nb::object& progress, Timeout timeout) {
-            return TransferAttached(Api().attachment_load_, b, file, format, threads, false,
-                                    progress, timeout);
+             uint64_t nbytes, const nb::object& progress, Timeout timeout) {
+            return TransferAttached(Api().attachment_load_, b, file, format, {threads, nbytes},
+                                    false, progress, timeout);
           },
-          "file"_a, nb::kw_only(), "format"_a = "auto", "threads"_a = 0, "progress"_a = nb::none(),
-          "timeout"_a = 600.0,
+          "file"_a, nb::kw_only(), "format"_a = "auto", "threads"_a = 0, "nbytes"_a = 0,
+          "progress"_a = nb::none(), "timeout"_a = kTransferSeconds,
           nb::sig(
               "def load(self, file: str | os.PathLike[str] | int, *, format: str = 'auto', "
-              "threads: int = 0, progress: collections.abc.Callable[[int, int], object] | None = "
-              "None, timeout: float | None = 600.0) -> TransferResult"),
+              "threads: int = 0, nbytes: int = 0, progress: collections.abc.Callable[[int, int], "
+              "object] | None = None, timeout: float | None = 600.0) -> TransferResult"),
           "Fills this generation, which may be unpublished: others then see it as a whole. As "
           "Client.load. After a failure, publish() is refused until a load succeeds.")
       .def(
           "save",
           [](const Buffer& b, const nb::object& file, const std::string& format, bool whole,
              const nb::object& progress, Timeout timeout) {
-            return TransferAttached(Api().attachment_save_, b, file, format, 0, whole, progress,
+            return TransferAttached(Api().attachment_save_, b, file, format, {}, whole, progress,
                                     timeout);
           },
           "file"_a, nb::kw_only(), "format"_a = "auto", "whole"_a = false,
@@ -942,26 +952,31 @@ void BindClient(nb::module_& module) {
       .def(
           "load",
           [](const Client& c, const std::string& name, const nb::object& file,
-             const std::string& format, uint32_t threads, const nb::object& progress,
-             Timeout timeout) {
-            return TransferNamed(Api().load_, c, name, file, format, threads, false, progress,
-                                 timeout);
+             const std::string& format, uint32_t threads, uint64_t nbytes,
+             const nb::object& progress, Timeout timeout) {
+            return TransferNamed(Api().load_, c, name, file, format, {threads, nbytes}, false,
+                                 progress, timeout);
           },
-          "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "threads"_a = 0,
-          "progress"_a = nb::none(), "timeout"_a = 600.0,
+          "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "threads"_a = 0, "nbytes"_a = 0,
+          "progress"_a = nb::none(), "timeout"_a = kTransferSeconds,
           nb::sig(
               "def load(self, name: str, file: str | os.PathLike[str] | int, *, format: str = 'auto', "
-              "threads: int = 0, progress: collections.abc.Callable[[int, int], object] | "
-              "None = None, timeout: float | None = 600.0) -> TransferResult"),
+              "threads: int = 0, nbytes: int = 0, progress: "
+              "collections.abc.Callable[[int, int], object] | None = None, timeout: float | None = 600.0) "
+              "-> TransferResult"),
           "Fills a buffer from a path, or from a descriptor.\n\n"
-          "`format`: \"raw\", \"tensors\" (safetensors), or \"auto\" by the name. `threads`: "
-          "readers in addition to this one; 0: as many as processors help. `progress(done, total)` is called with bytes.\n\n"
-          "Raises NotFound, InvalidArgument, Corrupt, Denied, Busy, Timeout.")
+          "`format`: \"raw\", \"tensors\" (safetensors), or \"auto\" by the name. `threads`: readers "
+          "in addition to this one; 0: as many as processors help. `nbytes`: how many must come, "
+          "neither less nor more; 0: not said. `progress(done, total)` is called with bytes. `timeout`: for all of it; of the "
+          "default, ten seconds are for a buffer or a file that is not there yet.\n\n"
+          "What is not whole is never READY. Raises InvalidArgument (as it is, the file cannot be "
+          "loaded), Timeout (a file, or a part of one, is not there), Denied; with timeout=0 "
+          "NotFound, or Busy for a file that is being written.")
       .def(
           "save",
           [](const Client& c, const std::string& name, const nb::object& file,
              const std::string& format, bool whole, const nb::object& progress, Timeout timeout) {
-            return TransferNamed(Api().save_, c, name, file, format, 0, whole, progress, timeout);
+            return TransferNamed(Api().save_, c, name, file, format, {}, whole, progress, timeout);
           },
           "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "whole"_a = false,
           "progress"_a = nb::none(), "timeout"_a = 600.0,

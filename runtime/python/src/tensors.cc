@@ -130,7 +130,7 @@ void BindTensors(nb::module_& module, nb::class_<Client>& client) {
       },
       "path"_a, nb::sig("def measure(path: str | os.PathLike[str]) -> tuple[int, int]"),
       "Bytes that a buffer needs for the tensors of a safetensors file, an index of shards or a folder, "
-      "and the number of tensors.\n\nRaises NotFound, Corrupt, Exhausted, InvalidArgument.");
+      "and the number of tensors. It does not wait.\n\nRaises NotFound, Busy (not whole), Exhausted, InvalidArgument.");
   module.def("dtype_number", &ParseDType, "name"_a, "gpushm's number of a type of elements.");
   module.def(
       "dtype_nbytes",

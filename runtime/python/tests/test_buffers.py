@@ -1,6 +1,7 @@
 """Buffers: attach in other processes, copies, rights, generations."""
 
 import gc
+import os
 
 import numpy
 import pytest
@@ -172,6 +173,7 @@ def test_limits_and_bad_arguments(app):
 def test_load_and_save(app, tmp_path):
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_bytes(bytes(range(256)) * 100)
+    os.utime(source, (1, 1))  # A load waits until what nothing announces has not changed for 3 s.
     app.create("x", 100_000).detach()
     steps = []
     result = app.load("x", source, progress=lambda done, total: steps.append((done, total)))
@@ -183,7 +185,7 @@ def test_load_and_save(app, tmp_path):
         app.save("x", file.fileno(), whole=True)
     assert target.stat().st_size == 100_000
     with pytest.raises(LookupError):
-        app.load("x", tmp_path / "missing")
+        app.load("x", tmp_path / "missing", timeout=0)
 
     def fail(done, total):
         raise RuntimeError("stop")

@@ -56,7 +56,7 @@ def test_a_dict(app, other):
 
 
 def test_what_publish_refuses(app):
-    for bad in ("", "a\n", 5):
+    for bad in ("a\0", 5):
         with pytest.raises(gpushm.InvalidArgument, match="invalid tensor name"):
             gpushm.tensors.publish("w", {bad: numpy.zeros(1)}, client=app)
     with pytest.raises(gpushm.InvalidArgument, match="33 dimensions"):
@@ -106,11 +106,46 @@ def test_files(app, other, tmp_path):
     assert _native.measure(saved) == _native.measure(tmp_path)
     with pytest.raises(gpushm.InvalidArgument, match="metadata"):
         gpushm.tensors.publish("w", path, metadata={}, client=app)
-    path.write_bytes(b"12345678")
-    with pytest.raises(gpushm.Corrupt):
+    path.write_bytes(b"<html>not found</html>")
+    with pytest.raises(gpushm.InvalidArgument):
         gpushm.tensors.publish("w", path, client=app)
     with pytest.raises(LookupError):
-        gpushm.tensors.publish("w", tmp_path / "none.safetensors", client=app)
+        gpushm.tensors.publish("w", tmp_path / "none.safetensors", client=app, timeout=0)
+
+
+def test_a_model_that_is_not_whole_is_waited_for(app, other, tmp_path):
+    model = tmp_path / "m"
+    model.mkdir()
+    first, second = (model / f"m-0000{i}-of-00002.safetensors" for i in (1, 2))
+    write_safetensors(first, {"one": numpy.arange(9000, dtype=numpy.float32)})
+    with pytest.raises(gpushm.NotFound, match="missing: 2"):
+        gpushm.tensors.publish("w", model, client=app, timeout=0)
+    with pytest.raises(gpushm.Timeout, match="missing: 2"):
+        gpushm.tensors.publish("w", model, client=app, timeout=0.1)
+    with pytest.raises(gpushm.InvalidArgument, match="shard 1 of 2"):
+        gpushm.tensors.publish("w", first, client=app)
+    write_safetensors(second, {"two": numpy.ones(300, numpy.int8)})
+    whole = second.read_bytes()
+    second.write_bytes(whole[:-1])
+    with pytest.raises(gpushm.Busy, match=f"it has {len(whole) - 1} of the {len(whole)} bytes"):
+        gpushm.tensors.publish("w", model, client=app, timeout=0)
+    assert app.list() == []
+    writer = threading.Timer(0.2, second.write_bytes, [whole])
+    writer.start()
+    gpushm.tensors.publish("w", model, client=app, timeout=30)
+    writer.join()
+    assert gpushm.tensors.open("w", client=other)["two"].numpy().sum() == 300
+
+
+def test_as_many_bytes_as_were_announced(app, tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"12345")
+    app.create("w", 100).detach()
+    with pytest.raises(gpushm.Busy, match="5 of the 6 bytes"):
+        app.load("w", path, nbytes=6, timeout=0)
+    with pytest.raises(gpushm.InvalidArgument, match="5 bytes, and 4 were announced"):
+        app.load("w", path, nbytes=4)
+    assert app.load("w", path, nbytes=5).nbytes == 5
 
 
 def test_watch(app, peer):
