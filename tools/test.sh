@@ -66,6 +66,11 @@ test_python() {
   return $status
 }
 
+test_formats() {
+  compile dev gpushmctl gpushm-broker gpushm_driver_sim
+  tests/foreign/safetensors/run "$dev"
+}
+
 test_chart() { need openssl; GO=$(go_program) tests/chart/check "$build/chart"; }
 test_monitoring() { need python3-yaml; GO=$(go_program) tests/monitoring/run "$build/monitoring"; }
 test_page() { tests/page/run; }
