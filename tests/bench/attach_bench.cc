@@ -47,18 +47,16 @@ struct Setup {
   Broker broker;
   Connection connection;
 };
-Result<Setup*> TheSetup() {
+Setup* TheSetup() {
   static std::optional<Setup> setup;
   if (setup) return &*setup;
   Broker::Options options;
   for (const uint64_t size : kSizes) {
     if (Fits(size)) options.buffers.emplace_back(BufferName(size), size);
   }
-  Result<Broker> broker = Broker::Start(options);
-  if (!broker) return std::unexpected(broker.error());
-  Result<Connection> connection = Connection::To(*broker);
-  if (!connection) return std::unexpected(connection.error());
-  setup.emplace(std::move(*broker), std::move(*connection));
+  Broker broker = Broker::Start(options);
+  Connection connection = Connection::To(broker);
+  setup.emplace(std::move(broker), std::move(connection));
   return &*setup;
 }
 
@@ -67,22 +65,22 @@ struct Timed {
   int64_t undo_ns = 0;
 };
 
-Result<Timed> TimeOurs(gpushm_client* client, const std::string& name) {
+Timed TimeOurs(gpushm_client* client, const std::string& name) {
   gpushm_attachment* attachment = nullptr;
   const int64_t start = MonotonicNs();
   const gpushm_status attached = gpushm_attach(client, name.c_str(), nullptr, &attachment);
   const int64_t made = MonotonicNs();
-  if (auto r = Check(attached, "gpushm_attach"); !r) return std::unexpected(r.error());
+  Check(attached, "gpushm_attach");
   benchmark::DoNotOptimize(gpushm_attachment_address(attachment));
   const int64_t undo = MonotonicNs();
   const gpushm_status detached = gpushm_attachment_detach(attachment, nullptr);
   const int64_t end = MonotonicNs();
-  if (auto r = Check(detached, "gpushm_attachment_detach"); !r) return std::unexpected(r.error());
+  Check(detached, "gpushm_attachment_detach");
   return Timed{made - start, end - undo};
 }
 
 // The driver's calls by hand, as an application without gpushm would write them.
-Result<Timed> TimeRaw(RawServer& server, uint64_t size_bytes) {
+Timed TimeRaw(RawServer& server, uint64_t size_bytes) {
   const CudaApi& api = *ThisMachine().api;
   CUmemGenericAllocationHandle handle = 0;
   CUdeviceptr address = 0;
@@ -95,106 +93,87 @@ Result<Timed> TimeRaw(RawServer& server, uint64_t size_bytes) {
     if (result == CUDA_SUCCESS) result = next;
   };
   const int64_t start = MonotonicNs();
-  const Result<UniqueFd> descriptor = server.Fetch();
-  if (!descriptor) return std::unexpected(descriptor.error());
-  void* const shareable = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor->get()));
+  const UniqueFd descriptor = server.Fetch();
+  void* const shareable = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.get()));
   step(api.cuMemImportFromShareableHandle(&handle, shareable,
                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
   step(api.cuMemAddressReserve(&address, size_bytes, 0, 0, 0));
   step(api.cuMemMap(address, size_bytes, 0, handle, 0));
   step(api.cuMemSetAccess(address, size_bytes, &rights, 1));
   const int64_t made = MonotonicNs();
-  if (auto r = api.Check(result, "the raw attach"); !r) return std::unexpected(r.error());
+  Must(api.Check(result, "the raw attach"));
   const int64_t undo = MonotonicNs();
   step(api.cuMemUnmap(address, size_bytes));
   step(api.cuMemAddressFree(address, size_bytes));
   step(api.cuMemRelease(handle));
   const int64_t end = MonotonicNs();
-  if (auto r = api.Check(result, "the raw detach"); !r) return std::unexpected(r.error());
+  Must(api.Check(result, "the raw detach"));
   return Timed{made - start, end - undo};
 }
 
 // ---------------------------------------------------------------- what the plugin's link costs
 
 // The keeper of the node's plugin, with one allocation on the GPU with the given UUID.
-Result<void> KeepBrokers(Channel& parent, const std::vector<std::string>& arguments) {
+void KeepBrokers(Channel& parent, const std::vector<std::string>& arguments) {
   plugin::Keeper::Options options;
   options.links_folder = arguments.at(0);
   options.on_link = [](const std::string&, bool) {};
   const char* const simulated_state = std::getenv("GPUSHM_SIM_DIR");
   if (simulated_state != nullptr) options.settings.memory = MemoryKind::Of(simulated_state);
-  const auto keeper = plugin::Keeper::Start(std::move(options));
-  if (!keeper) return std::unexpected(keeper.error());
-  if (auto r = (*keeper)->Open("m0000", {.gpus = {arguments.at(1)}, .pool_bytes = 1024 * kGiB});
-      !r) {
-    return r;
-  }
-  if (auto r = parent.Say("ready"); !r) return r;
+  const auto keeper = Must(plugin::Keeper::Start(std::move(options)));
+  Must(keeper->Open("m0000", {.gpus = {arguments.at(1)}, .pool_bytes = 1024 * kGiB}));
+  parent.Say("ready");
   static_cast<void>(parent.Hear(Deadline::AfterMs(10 * kStepMs)));  // Until the parent is done.
-  return {};
 }
 
 // The same attach with a broker that reports it to a plugin, and with one that has no plugin, in
 // turns.
-Result<void> FirstAttachLinked(benchmark::State& state) {
-  if (auto r = NeedContext(); !r) return r;
-  const Result<Setup*> alone = TheSetup();
-  if (!alone) return std::unexpected(alone.error());
+void FirstAttachLinked(benchmark::State& state) {
+  NeedContext();
+  const Setup* alone = TheSetup();
   const std::filesystem::path links = ThisMachine().work / "links";
   std::filesystem::create_directories(links / "m0000");
   std::filesystem::permissions(links, std::filesystem::perms::owner_all);
-  Result<Child> plugin =
-      Child::Start(kPlugin, {links.string(), ThisMachine().device.uuid.ToString()});
-  if (!plugin) return std::unexpected(plugin.error());
-  if (auto r = plugin->Expect("ready", Deadline::AfterMs(kStepMs)); !r) return r;
+  Child plugin = Child::Start(kPlugin, {links.string(), ThisMachine().device.uuid.ToString()});
+  plugin.Expect("ready", Deadline::AfterMs(kStepMs));
   Broker::Options options;
   const std::string name = BufferName(64 * kMiB);
   options.buffers.emplace_back(name, 64 * kMiB);
   options.link = (links / "m0000").string();
-  const Result<Broker> broker = Broker::Start(options);
-  if (!broker) return std::unexpected(broker.error());
-  const Result<Connection> linked = Connection::To(*broker);
-  if (!linked) return std::unexpected(linked.error());
+  const Broker broker = Broker::Start(options);
+  const Connection linked = Connection::To(broker);
   Samples with;
   Samples without;
   bool with_first = true;
   for (auto _ : state) {
     for (const bool now_with : {with_first, !with_first}) {
-      const Result<Timed> timed =
-          TimeOurs(now_with ? linked->get() : (*alone)->connection.get(), name);
-      if (!timed) return std::unexpected(timed.error());
-      (now_with ? with : without).Add(timed->make_ns);
-      if (now_with) state.SetIterationTime(static_cast<double>(timed->make_ns) / 1e9);
+      const Timed timed = TimeOurs(now_with ? linked.get() : alone->connection.get(), name);
+      (now_with ? with : without).Add(timed.make_ns);
+      if (now_with) state.SetIterationTime(static_cast<double>(timed.make_ns) / 1e9);
     }
     with_first = !with_first;
   }
   Show(state, Ours{with}, Baseline{without});
   state.SetLabel("baseline: the same without a plugin");
-  return {};
 }
 
 using Part = int64_t Timed::*;
 
 // gpushm and the raw calls in turns; `part` selects what the row shows.
-Result<void> Compare(benchmark::State& state, uint64_t size_bytes, Part part, double budget_ratio) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
+void Compare(benchmark::State& state, uint64_t size_bytes, Part part, double budget_ratio) {
+  const Setup* setup = TheSetup();
   const std::string name = BufferName(size_bytes);
-  const Result<BorrowedDescriptor> descriptor =
-      BorrowedDescriptor::Borrow((*setup)->broker.folder(), name);
-  if (!descriptor) return std::unexpected(descriptor.error());
-  Result<RawServer> server = RawServer::Start(descriptor->get());
-  if (!server) return std::unexpected(server.error());
+  const BorrowedDescriptor descriptor = BorrowedDescriptor::Borrow(setup->broker.folder(), name);
+  RawServer server = RawServer::Start(descriptor.get());
   Samples ours;
   Samples raw;
   bool ours_first = true;
   for (auto _ : state) {
     for (const bool now_ours : {ours_first, !ours_first}) {
-      const Result<Timed> timed =
-          now_ours ? TimeOurs((*setup)->connection.get(), name) : TimeRaw(*server, size_bytes);
-      if (!timed) return std::unexpected(timed.error());
-      (now_ours ? ours : raw).Add((*timed).*part);
-      if (now_ours) state.SetIterationTime(static_cast<double>((*timed).*part) / 1e9);
+      const Timed timed =
+          now_ours ? TimeOurs(setup->connection.get(), name) : TimeRaw(server, size_bytes);
+      (now_ours ? ours : raw).Add(timed.*part);
+      if (now_ours) state.SetIterationTime(static_cast<double>(timed.*part) / 1e9);
     }
     ours_first = !ours_first;
   }
@@ -203,50 +182,40 @@ Result<void> Compare(benchmark::State& state, uint64_t size_bytes, Part part, do
   if (budget_ratio > 0 && !ThisMachine().simulated) {
     state.counters["budget_p50_ns"] = kBudgetAgainstDynamoNs;
   }
-  return {};
 }
 
-Result<void> AttachWithoutContext(benchmark::State& state, uint64_t size_bytes) {
-  if (HasContext()) return Fail(Code::kInternal, "this process already has a context");
-  return Compare(state, size_bytes, &Timed::make_ns, 0);
+void AttachWithoutContext(benchmark::State& state, uint64_t size_bytes) {
+  if (HasContext()) throw Failure(Code::kInternal, "this process already has a context");
+  Compare(state, size_bytes, &Timed::make_ns, 0);
 }
 
 // The same while the process holds another buffer: does the driver set up again what it tore down?
-Result<void> AttachBesideAnother(benchmark::State& state) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
+void AttachBesideAnother(benchmark::State& state) {
+  const Setup* setup = TheSetup();
   gpushm_attachment* other = nullptr;
   const std::string name = BufferName(2 * kMiB);
-  if (auto r = Check(gpushm_attach((*setup)->connection.get(), name.c_str(), nullptr, &other),
-                     "gpushm_attach");
-      !r) {
-    return r;
-  }
-  Result<void> done = AttachWithoutContext(state, 64 * kMiB);
+  Check(gpushm_attach(setup->connection.get(), name.c_str(), nullptr, &other), "gpushm_attach");
+  AttachWithoutContext(state, 64 * kMiB);
   gpushm_attachment_detach(other, nullptr);
-  return done;
 }
 
-Result<void> FirstAttach(benchmark::State& state, uint64_t size_bytes) {
-  if (auto r = NeedContext(); !r) return r;
-  return Compare(state, size_bytes, &Timed::make_ns, size_bytes == 64 * kMiB ? kBudgetRatio : 0);
+void FirstAttach(benchmark::State& state, uint64_t size_bytes) {
+  NeedContext();
+  Compare(state, size_bytes, &Timed::make_ns, size_bytes == 64 * kMiB ? kBudgetRatio : 0);
 }
 
-Result<void> Detach(benchmark::State& state, uint64_t size_bytes) {
-  if (auto r = NeedContext(); !r) return r;
-  return Compare(state, size_bytes, &Timed::undo_ns, 0);
+void Detach(benchmark::State& state, uint64_t size_bytes) {
+  NeedContext();
+  Compare(state, size_bytes, &Timed::undo_ns, 0);
 }
 
 // While the process already holds it: means of batches, because the clock costs as much as a call.
-Result<void> SecondAttach(benchmark::State& state) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
-  gpushm_client* const client = (*setup)->connection.get();
+void SecondAttach(benchmark::State& state) {
+  const Setup* setup = TheSetup();
+  gpushm_client* const client = setup->connection.get();
   const std::string name = BufferName(64 * kMiB);
   gpushm_attachment* attachment = nullptr;
-  if (auto r = Check(gpushm_attach(client, name.c_str(), nullptr, &attachment), "attach"); !r) {
-    return r;
-  }
+  Check(gpushm_attach(client, name.c_str(), nullptr, &attachment), "attach");
   Samples samples;
   int failed = 0;
   for (auto _ : state) {
@@ -261,21 +230,18 @@ Result<void> SecondAttach(benchmark::State& state) {
     state.SetIterationTime(static_cast<double>(end - start) / kBatch / 1e9);
   }
   gpushm_attachment_detach(attachment, nullptr);
-  if (failed > 0) return Fail(Code::kInternal, "a second attach failed");
+  if (failed > 0) throw Failure(Code::kInternal, "a second attach failed");
   Show(state, Ours{samples});
   state.counters["budget_p50_ns"] = kBudgetSecondNs;
-  return {};
 }
 
 // The additional cost of counting: into a page of shared memory, like the one that a broker gives.
-Result<void> CountOne(benchmark::State& state) {
+void CountOne(benchmark::State& state) {
   constexpr uint64_t kBytes = sizeof(protocol::CounterPage);
-  const auto page = MakeSealed("counters", kBytes, Writers::kAll);
-  if (!page) return std::unexpected(page.error());
-  auto mapped = MapSealed(page->fd, "counters", kBytes, kBytes, Writers::kAll);
-  if (!mapped) return std::unexpected(mapped.error());
+  const auto page = Must(MakeSealed("counters", kBytes, Writers::kAll));
+  auto mapped = Must(MapSealed(page.fd, "counters", kBytes, kBytes, Writers::kAll));
   client::Counters counters;
-  counters.Use(std::move(*mapped));
+  counters.Use(std::move(mapped));
   Samples samples;
   for (auto _ : state) {
     const int64_t start = MonotonicNs();
@@ -286,63 +252,51 @@ Result<void> CountOne(benchmark::State& state) {
   }
   Show(state, Ours{samples});
   state.counters["budget_p50_ns"] = kBudgetCountNs;
-  return {};
 }
 
 // Connects and attaches, as a new session does; the context already exists.
-Result<void> OpenAndAttach(benchmark::State& state) {
-  if (auto r = NeedContext(); !r) return r;
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
+void OpenAndAttach(benchmark::State& state) {
+  NeedContext();
+  const Setup* setup = TheSetup();
   const std::string name = BufferName(64 * kMiB);
   Samples samples;
   for (auto _ : state) {
     const int64_t start = MonotonicNs();
-    Result<Connection> connection = Connection::Open((*setup)->broker.folder());
-    if (!connection) return std::unexpected(connection.error());
+    Connection connection = Connection::Open(setup->broker.folder());
     gpushm_attachment* attachment = nullptr;
     const gpushm_status status =
-        gpushm_attach(connection->get(), name.c_str(), nullptr, &attachment);
+        gpushm_attach(connection.get(), name.c_str(), nullptr, &attachment);
     const int64_t took = MonotonicNs() - start;
-    if (auto r = Check(status, "gpushm_attach"); !r) return r;
+    Check(status, "gpushm_attach");
     gpushm_attachment_detach(attachment, nullptr);
     samples.Add(took);
     state.SetIterationTime(static_cast<double>(took) / 1e9);
   }
   Show(state, Ours{samples});
-  return {};
 }
 
 // ---------------------------------------------------------------- CUDA's own way
 
 // Another process with cudaMalloc memory of a given size, which sends its cuIpc handle as text.
-Result<void> OwnIpcMemory(Channel& parent, const std::vector<std::string>& arguments) {
-  if (auto r = FindDriver(); !r) return r;
-  if (auto r = NeedContext(); !r) return r;
+void OwnIpcMemory(Channel& parent, const std::vector<std::string>& arguments) {
+  FindDriver();
+  NeedContext();
   const CudaApi& api = *ThisMachine().api;
   CUdeviceptr address = 0;
-  if (auto r = api.Check(api.cuMemAlloc(&address, std::stoull(arguments.at(0))), "cuMemAlloc");
-      !r) {
-    return r;
-  }
+  Must(api.Check(api.cuMemAlloc(&address, std::stoull(arguments.at(0))), "cuMemAlloc"));
   CUipcMemHandle handle{};
-  if (auto r = api.Check(api.cuIpcGetMemHandle(&handle, address), "cuIpcGetMemHandle"); !r) {
-    return r;
-  }
-  if (auto r = parent.Say({handle.reserved, sizeof handle.reserved}); !r) return r;
+  Must(api.Check(api.cuIpcGetMemHandle(&handle, address), "cuIpcGetMemHandle"));
+  parent.Say({handle.reserved, sizeof handle.reserved});
   static_cast<void>(parent.Hear(Deadline::AfterMs(10 * kStepMs)));  // Until the parent is done.
-  return {};
 }
 
-Result<void> CudaIpcOpen(benchmark::State& state, uint64_t size_bytes) {
-  if (auto r = NeedContext(); !r) return r;
-  Result<Child> owner = Child::Start(kIpcOwner, {std::to_string(size_bytes)});
-  if (!owner) return std::unexpected(owner.error());
-  const Result<Heard> heard = owner->channel().Hear(Deadline::AfterMs(kStepMs));
-  if (!heard) return std::unexpected(heard.error());
+void CudaIpcOpen(benchmark::State& state, uint64_t size_bytes) {
+  NeedContext();
+  Child owner = Child::Start(kIpcOwner, {std::to_string(size_bytes)});
+  const Heard heard = Must(owner.channel().Hear(Deadline::AfterMs(kStepMs)));
   CUipcMemHandle handle{};
-  if (heard->text.size() != sizeof handle.reserved) return Fail(Code::kInternal, heard->text);
-  heard->text.copy(handle.reserved, sizeof handle.reserved);
+  if (heard.text.size() != sizeof handle.reserved) throw Failure(Code::kInternal, heard.text);
+  heard.text.copy(handle.reserved, sizeof handle.reserved);
   const CudaApi& api = *ThisMachine().api;
   Samples samples;
   for (auto _ : state) {
@@ -351,68 +305,56 @@ Result<void> CudaIpcOpen(benchmark::State& state, uint64_t size_bytes) {
     const CUresult opened =
         api.cuIpcOpenMemHandle(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     const int64_t took = MonotonicNs() - start;
-    if (auto r = api.Check(opened, "cuIpcOpenMemHandle"); !r) return r;
-    if (auto r = api.Check(api.cuIpcCloseMemHandle(address), "cuIpcCloseMemHandle"); !r) return r;
+    Must(api.Check(opened, "cuIpcOpenMemHandle"));
+    Must(api.Check(api.cuIpcCloseMemHandle(address), "cuIpcCloseMemHandle"));
     samples.Add(took);
     state.SetIterationTime(static_cast<double>(took) / 1e9);
   }
   Show(state, Ours{samples});
   state.SetLabel("what CUDA's own IPC costs, the handle being there");
-  return {};
 }
 
 // ---------------------------------------------------------------- moving the bytes instead
 
 // Copies a device buffer to the host and from there to another one, as two processes do today.
-Result<Samples> TimeStaging(std::byte* host, uint64_t size_bytes, int64_t count) {
+Samples TimeStaging(std::byte* host, uint64_t size_bytes, int64_t count) {
   const CudaApi& api = *ThisMachine().api;
   std::array<CUdeviceptr, 2> ends{};
   for (CUdeviceptr& end : ends) {
-    if (auto r = api.Check(api.cuMemAlloc(&end, size_bytes), "cuMemAlloc"); !r) {
-      return std::unexpected(r.error());
-    }
+    Must(api.Check(api.cuMemAlloc(&end, size_bytes), "cuMemAlloc"));
   }
   Samples samples;
-  Result<void> done;
-  for (int64_t i = -1; done && i < count; ++i) {  // The first one warms up.
+  for (int64_t i = -1; i < count; ++i) {  // The first one warms up.
     const int64_t start = MonotonicNs();
-    done = api.Check(api.cuMemcpyDtoH(host, ends[0], size_bytes), "cuMemcpyDtoH");
-    if (done) done = api.Check(api.cuMemcpyHtoD(ends[1], host, size_bytes), "cuMemcpyHtoD");
-    if (done) done = api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize");
+    Must(api.Check(api.cuMemcpyDtoH(host, ends[0], size_bytes), "cuMemcpyDtoH"));
+    Must(api.Check(api.cuMemcpyHtoD(ends[1], host, size_bytes), "cuMemcpyHtoD"));
+    Must(api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"));
     if (i >= 0) samples.Add(MonotonicNs() - start);
   }
   for (const CUdeviceptr end : ends) api.cuMemFree(end);
-  if (!done) return std::unexpected(done.error());
   return samples;
 }
 
-Result<void> AttachInsteadOfStaging(benchmark::State& state, uint64_t size_bytes, bool pinned) {
-  if (auto r = NeedContext(); !r) return r;
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
+void AttachInsteadOfStaging(benchmark::State& state, uint64_t size_bytes, bool pinned) {
+  NeedContext();
+  const Setup* setup = TheSetup();
   Samples ours;
   for (auto _ : state) {
-    const Result<Timed> timed = TimeOurs((*setup)->connection.get(), BufferName(size_bytes));
-    if (!timed) return std::unexpected(timed.error());
-    ours.Add(timed->make_ns);
-    state.SetIterationTime(static_cast<double>(timed->make_ns) / 1e9);
+    const Timed timed = TimeOurs(setup->connection.get(), BufferName(size_bytes));
+    ours.Add(timed.make_ns);
+    state.SetIterationTime(static_cast<double>(timed.make_ns) / 1e9);
   }
   const int64_t count = size_bytes >= kGiB ? 10 : 50;
   std::optional<PinnedBuffer> locked;
   std::unique_ptr<std::byte[]> pageable;
   if (pinned) {
-    Result<PinnedBuffer> made = PinnedBuffer::Allocate(*ThisMachine().api, size_bytes);
-    if (!made) return std::unexpected(made.error());
-    locked.emplace(std::move(*made));
+    locked.emplace(Must(PinnedBuffer::Allocate(*ThisMachine().api, size_bytes)));
   } else {
     pageable = std::make_unique<std::byte[]>(size_bytes);
   }
-  const Result<Samples> staging =
-      TimeStaging(pinned ? locked->data() : pageable.get(), size_bytes, count);
-  if (!staging) return std::unexpected(staging.error());
-  Show(state, Ours{ours}, Baseline{*staging});
+  const Samples staging = TimeStaging(pinned ? locked->data() : pageable.get(), size_bytes, count);
+  Show(state, Ours{ours}, Baseline{staging});
   state.SetLabel(Concat("staging: n=", count));
-  return {};
 }
 
 void RegisterRows() {
@@ -425,8 +367,8 @@ void RegisterRows() {
   Row("AttachWithoutContext/64MiB/holding 2MiB", 1000, AttachBesideAnother);
   for (const uint64_t size : kSizes) {
     if (!Fits(size)) {
-      Row(Concat("FirstAttach/", SizeName(size)), 1, [](benchmark::State&) -> Result<void> {
-        return Fail(Code::kExhausted, "skipped: the card is too small, or simulated");
+      Row(Concat("FirstAttach/", SizeName(size)), 1, [](benchmark::State&) {
+        throw Failure(Code::kExhausted, "skipped: the card is too small, or simulated");
       });
       continue;
     }

@@ -34,31 +34,26 @@ Broker::Options Buffers(int count) {
 // ---------------------------------------------------------------- memory
 
 // What the driver itself uses of a process: cuInit and a list of the GPUs, nothing else.
-Result<void> UseDriver(Channel& parent, const std::vector<std::string>&) {
-  const Result<Memory> before = MemoryOf(getpid());
-  if (!before) return std::unexpected(before.error());
-  if (auto r = FindDriver(); !r) return r;
-  const Result<Memory> after = MemoryOf(getpid());
-  if (!after) return std::unexpected(after.error());
-  return parent.Say(Concat(before->rss_bytes, " ", after->rss_bytes));
+void UseDriver(Channel& parent, const std::vector<std::string>&) {
+  const Memory before = MemoryOf(getpid());
+  FindDriver();
+  const Memory after = MemoryOf(getpid());
+  parent.Say(Concat(before.rss_bytes, " ", after.rss_bytes));
 }
 
-Result<void> DriverMemory(benchmark::State& state) {
+void DriverMemory(benchmark::State& state) {
   for (auto _ : state) {
-    Result<Child> child = Child::Start(kDriverUser, {});
-    if (!child) return std::unexpected(child.error());
-    const Result<Heard> heard = child->channel().Hear(Deadline::AfterMs(kStepMs));
-    if (!heard) return std::unexpected(heard.error());
-    const size_t space = heard->text.find(' ');
-    if (space == std::string::npos) return Fail(Code::kInternal, heard->text);
-    const double before = std::stod(heard->text.substr(0, space));
-    const double after = std::stod(heard->text.substr(space));
+    Child child = Child::Start(kDriverUser, {});
+    const Heard heard = Must(child.channel().Hear(Deadline::AfterMs(kStepMs)));
+    const size_t space = heard.text.find(' ');
+    if (space == std::string::npos) throw Failure(Code::kInternal, heard.text);
+    const double before = std::stod(heard.text.substr(0, space));
+    const double after = std::stod(heard.text.substr(space));
     state.counters["value_bytes"] = after - before;
     state.counters["process_before_bytes"] = before;
     state.SetIterationTime(1e-9);
   }
   state.SetLabel("what cuInit adds to a process");
-  return {};
 }
 
 double MemoryBudget(int buffers) {
@@ -66,85 +61,69 @@ double MemoryBudget(int buffers) {
   return (ThisMachine().simulated ? 12.0 : 16.0) * kMiB;
 }
 
-Result<void> BrokerMemory(benchmark::State& state, int buffers) {
+void BrokerMemory(benchmark::State& state, int buffers) {
   for (auto _ : state) {
-    const Result<Broker> broker = Broker::Start(Buffers(buffers));
-    if (!broker) return std::unexpected(broker.error());
-    const Result<Connection> connection = Connection::To(*broker);
-    if (!connection) return std::unexpected(connection.error());
-    const Result<Memory> memory = MemoryOf(broker->pid());
-    if (!memory) return std::unexpected(memory.error());
-    state.counters["value_bytes"] = static_cast<double>(memory->rss_bytes);
-    state.counters["anon_bytes"] = static_cast<double>(memory->anon_bytes);
+    const Broker broker = Broker::Start(Buffers(buffers));
+    const Connection connection = Connection::To(broker);
+    const Memory memory = MemoryOf(broker.pid());
+    state.counters["value_bytes"] = static_cast<double>(memory.rss_bytes);
+    state.counters["anon_bytes"] = static_cast<double>(memory.anon_bytes);
     state.counters["budget_bytes"] = MemoryBudget(buffers);
     state.SetIterationTime(1e-9);
   }
-  return {};
 }
 
 // ---------------------------------------------------------------- start
 
 // Makes and exports as many allocations as a broker does for its buffers, and nothing else.
-Result<void> Allocate(Channel& parent, const std::vector<std::string>& arguments) {
-  if (auto r = FindDriver(); !r) return r;
+void Allocate(Channel& parent, const std::vector<std::string>& arguments) {
+  FindDriver();
   const Machine& machine = ThisMachine();
   std::vector<DeviceMemory> kept;
   std::vector<UniqueFd> exported;
   for (int left = std::stoi(arguments.at(0)); left > 0; --left) {
-    Result<DeviceMemory> memory =
-        DeviceMemory::Create(*machine.api, machine.device.device, kBufferBytes);
-    if (!memory) return std::unexpected(memory.error());
-    Result<UniqueFd> descriptor = memory->Export();
-    if (!descriptor) return std::unexpected(descriptor.error());
-    kept.push_back(std::move(*memory));
-    exported.push_back(std::move(*descriptor));
+    DeviceMemory memory =
+        Must(DeviceMemory::Create(*machine.api, machine.device.device, kBufferBytes));
+    UniqueFd descriptor = Must(memory.Export());
+    kept.push_back(std::move(memory));
+    exported.push_back(std::move(descriptor));
   }
-  if (auto r = parent.Say("ready"); !r) return r;
+  parent.Say("ready");
   static_cast<void>(parent.Hear(Deadline::AfterMs(kStepMs)));
-  return {};
 }
 
 // From the start of the process until a client is connected, compared with a process that only
 // makes the same memory.
-Result<void> BrokerReady(benchmark::State& state, int buffers) {
+void BrokerReady(benchmark::State& state, int buffers) {
   Samples ours;
   Samples raw;
   for (auto _ : state) {
     int64_t start = MonotonicNs();
     {
-      const Result<Broker> broker = Broker::Start(Buffers(buffers));
-      if (!broker) return std::unexpected(broker.error());
-      const Result<Connection> connection = Connection::To(*broker);
+      const Broker broker = Broker::Start(Buffers(buffers));
+      const Connection connection = Connection::To(broker);
       const int64_t took = MonotonicNs() - start;
-      if (!connection) return std::unexpected(connection.error());
       ours.Add(took);
       state.SetIterationTime(static_cast<double>(took) / 1e9);
     }
     start = MonotonicNs();
-    Result<Child> child = Child::Start(kAllocator, {std::to_string(buffers)});
-    if (!child) return std::unexpected(child.error());
-    if (auto r = child->Expect("ready", Deadline::AfterMs(kStepMs)); !r) return r;
+    Child child = Child::Start(kAllocator, {std::to_string(buffers)});
+    child.Expect("ready", Deadline::AfterMs(kStepMs));
     raw.Add(MonotonicNs() - start);
   }
   Show(state, Ours{ours}, Baseline{raw});
   if (buffers == 64) state.counters["budget_p50_ns"] = kBudgetReadyNs;
-  return {};
 }
 
 // ---------------------------------------------------------------- the end of a lease
 
 // Attaches a buffer and keeps it until it is killed.
-Result<void> Hold(Channel& parent, const std::vector<std::string>& arguments) {
-  const Result<Connection> connection = Connection::Open(arguments.at(0));
-  if (!connection) return std::unexpected(connection.error());
+void Hold(Channel& parent, const std::vector<std::string>& arguments) {
+  const Connection connection = Connection::Open(arguments.at(0));
   gpushm_attachment* attachment = nullptr;
-  if (auto r = Check(gpushm_attach(connection->get(), "buffer-0", nullptr, &attachment), "attach");
-      !r) {
-    return r;
-  }
-  if (auto r = parent.Say(kHeld); !r) return r;
+  Check(gpushm_attach(connection.get(), "buffer-0", nullptr, &attachment), "attach");
+  parent.Say(kHeld);
   static_cast<void>(parent.Hear(Deadline::AfterMs(kStepMs)));
-  return {};
 }
 
 struct LeaseEnds {
@@ -153,50 +132,37 @@ struct LeaseEnds {
   Samples pidfd_to_end;
 };
 
-Result<void> EndOneLease(const Broker& broker, const Connection& watcher, LeaseEnds* ends) {
-  Result<Child> holder = Child::Start(kHolder, {broker.folder().string()});
-  if (!holder) return std::unexpected(holder.error());
-  if (auto r = holder->Expect(kHeld, Deadline::AfterMs(kStepMs)); !r) return r;
+void EndOneLease(const Broker& broker, const Connection& watcher, LeaseEnds* ends) {
+  Child holder = Child::Start(kHolder, {broker.folder().string()});
+  holder.Expect(kHeld, Deadline::AfterMs(kStepMs));
   size_t count = 0;
-  if (auto r = Check(gpushm_list_holders(watcher.get(), "buffer-0", nullptr, 0, &count), "holders");
-      !r) {
-    return r;
-  }
-  if (count != 1) return Fail(Code::kInternal, Concat(count, " leases, expected one"));
-  pollfd poller{.fd = holder->process().pidfd(), .events = POLLIN, .revents = 0};
+  Check(gpushm_list_holders(watcher.get(), "buffer-0", nullptr, 0, &count), "holders");
+  if (count != 1) throw Failure(Code::kInternal, Concat(count, " leases, expected one"));
+  pollfd poller{.fd = holder.process().pidfd(), .events = POLLIN, .revents = 0};
   const int64_t killed = MonotonicNs();
-  holder->process().Kill();
+  holder.process().Kill();
   if (poll(&poller, 1, kStepMs) != 1)
-    return Fail(Code::kTimeout, "a killed process did not end in time");
+    throw Failure(Code::kTimeout, "a killed process did not end in time");
   const int64_t gone = MonotonicNs();
   for (const Deadline deadline = Deadline::AfterMs(kStepMs); count > 0;) {
-    if (auto r =
-            Check(gpushm_list_holders(watcher.get(), "buffer-0", nullptr, 0, &count), "holders");
-        !r) {
-      return r;
-    }
+    Check(gpushm_list_holders(watcher.get(), "buffer-0", nullptr, 0, &count), "holders");
     if (deadline.Passed())
-      return Fail(Code::kTimeout, "the lease of a killed process did not end in time");
+      throw Failure(Code::kTimeout, "the lease of a killed process did not end in time");
   }
   const int64_t ended = MonotonicNs();
   ends->kill_to_pidfd.Add(gone - killed);
   ends->kill_to_end.Add(ended - killed);
   ends->pidfd_to_end.Add(ended - gone);
-  return {};
 }
 
 // One measurement gives two rows. `after_pidfd` shows the broker's part; otherwise the row shows
 // the whole, compared with the kernel's part.
-Result<void> LeaseEnd(benchmark::State& state, bool after_pidfd) {
-  const Result<Broker> broker = Broker::Start(Buffers(1));
-  if (!broker) return std::unexpected(broker.error());
-  const Result<Connection> watcher = Connection::To(*broker);
-  if (!watcher) return std::unexpected(watcher.error());
+void LeaseEnd(benchmark::State& state, bool after_pidfd) {
+  const Broker broker = Broker::Start(Buffers(1));
+  const Connection watcher = Connection::To(broker);
   static LeaseEnds ends;
   constexpr size_t kCount = 200;
-  while (ends.kill_to_end.size() < kCount) {
-    if (auto r = EndOneLease(*broker, *watcher, &ends); !r) return r;
-  }
+  while (ends.kill_to_end.size() < kCount) EndOneLease(broker, watcher, &ends);
   const Samples& shown = after_pidfd ? ends.pidfd_to_end : ends.kill_to_end;
   for (auto _ : state) state.SetIterationTime(shown.Percentile(0.5) / 1e9);
   if (after_pidfd) {
@@ -207,61 +173,52 @@ Result<void> LeaseEnd(benchmark::State& state, bool after_pidfd) {
     Show(state, Ours{shown}, Baseline{ends.kill_to_pidfd});
     state.SetLabel("baseline: until the process is gone");
   }
-  return {};
 }
 
 // ---------------------------------------------------------------- making and deleting
 
-Result<void> CreateDelete(benchmark::State& state, uint64_t size_bytes) {
-  const Result<Broker> broker = Broker::Start({.buffers = {}, .extra_bytes = 4 * size_bytes});
-  if (!broker) return std::unexpected(broker.error());
-  const Result<Connection> connection = Connection::To(*broker);
-  if (!connection) return std::unexpected(connection.error());
+void CreateDelete(benchmark::State& state, uint64_t size_bytes) {
+  const Broker broker = Broker::Start({.buffers = {}, .extra_bytes = 4 * size_bytes});
+  const Connection connection = Connection::To(broker);
   const Machine& machine = ThisMachine();
   Samples ours;
   Samples raw;
   for (auto _ : state) {
     int64_t start = MonotonicNs();
-    gpushm_status status = gpushm_create(connection->get(), "made", size_bytes, nullptr, nullptr);
-    if (status == GPUSHM_OK) status = gpushm_delete(connection->get(), "made", nullptr);
+    gpushm_status status = gpushm_create(connection.get(), "made", size_bytes, nullptr, nullptr);
+    if (status == GPUSHM_OK) status = gpushm_delete(connection.get(), "made", nullptr);
     const int64_t took = MonotonicNs() - start;
-    if (auto r = Check(status, "gpushm_create, gpushm_delete"); !r) return r;
+    Check(status, "gpushm_create, gpushm_delete");
     ours.Add(took);
     state.SetIterationTime(static_cast<double>(took) / 1e9);
     start = MonotonicNs();
     {
-      const Result<DeviceMemory> memory =
-          DeviceMemory::Create(*machine.api, machine.device.device, size_bytes);
-      if (!memory) return std::unexpected(memory.error());
-      const Result<UniqueFd> descriptor = memory->Export();
-      if (!descriptor) return std::unexpected(descriptor.error());
+      const DeviceMemory memory =
+          Must(DeviceMemory::Create(*machine.api, machine.device.device, size_bytes));
+      const UniqueFd descriptor = Must(memory.Export());
     }
     raw.Add(MonotonicNs() - start);
   }
   Show(state, Ours{ours}, Baseline{raw});
   state.SetLabel("baseline: create, export, close, release in a process without a context");
-  return {};
 }
 
 // One request and its reply, with which every other number of the broker is compared.
-Result<void> RoundTrip(benchmark::State& state) {
-  const Result<Broker> broker = Broker::Start(Buffers(1));
-  if (!broker) return std::unexpected(broker.error());
-  const Result<Connection> connection = Connection::To(*broker);
-  if (!connection) return std::unexpected(connection.error());
+void RoundTrip(benchmark::State& state) {
+  const Broker broker = Broker::Start(Buffers(1));
+  const Connection connection = Connection::To(broker);
   Samples samples;
   for (auto _ : state) {
     gpushm_broker_info info;
     GPUSHM_INIT(&info);
     const int64_t start = MonotonicNs();
-    const gpushm_status status = gpushm_broker_get_info(connection->get(), &info);
+    const gpushm_status status = gpushm_broker_get_info(connection.get(), &info);
     const int64_t took = MonotonicNs() - start;
-    if (auto r = Check(status, "gpushm_broker_get_info"); !r) return r;
+    Check(status, "gpushm_broker_get_info");
     samples.Add(took);
     state.SetIterationTime(static_cast<double>(took) / 1e9);
   }
   Show(state, Ours{samples});
-  return {};
 }
 
 void RegisterRows() {

@@ -34,7 +34,7 @@ struct Setup {
 };
 
 // One buffer fewer than a pod can have; the replacer makes the last one.
-Result<Setup*> TheSetup() {
+Setup* TheSetup() {
   static std::optional<Setup> setup;
   if (setup) return &*setup;
   Broker::Options options;
@@ -44,37 +44,29 @@ Result<Setup*> TheSetup() {
     names.push_back(NameOf(i));
     options.buffers.emplace_back(names.back(), kBufferBytes);
   }
-  Result<Broker> broker = Broker::Start(options);
-  if (!broker) return std::unexpected(broker.error());
-  Result<Connection> connection = Connection::To(*broker);
-  if (!connection) return std::unexpected(connection.error());
-  setup.emplace(std::move(*broker), std::move(*connection), std::move(names));
+  Broker broker = Broker::Start(options);
+  Connection connection = Connection::To(broker);
+  setup.emplace(std::move(broker), std::move(connection), std::move(names));
   return &*setup;
 }
 
 // Replaces a buffer of its own as fast as the broker answers.
-Result<void> ReplaceFlatOut(Channel& parent, const std::vector<std::string>& arguments) {
-  const Result<Connection> connection = Connection::Open(arguments.at(0));
-  if (!connection) return std::unexpected(connection.error());
-  gpushm_client* const client = connection->get();
-  if (auto r = Check(gpushm_create(client, "moving", kBufferBytes, nullptr, nullptr), "create");
-      !r) {
-    return r;
-  }
-  if (auto r = parent.Say("replacing"); !r) return r;
+void ReplaceFlatOut(Channel& parent, const std::vector<std::string>& arguments) {
+  const Connection connection = Connection::Open(arguments.at(0));
+  gpushm_client* const client = connection.get();
+  Check(gpushm_create(client, "moving", kBufferBytes, nullptr, nullptr), "create");
+  parent.Say("replacing");
   uint64_t count = 0;
   for (;;) {
     const Result<Heard> stop = parent.Hear(Deadline::AfterMs(0));
     if (stop) break;
-    if (stop.error().code() != Code::kTimeout) return std::unexpected(stop.error());
+    if (stop.error().code() != Code::kTimeout) throw Failure(stop.error());
     for (int i = 0; i < kBatch; ++i, ++count) {
-      if (auto r = Check(gpushm_replace(client, "moving", 0, nullptr, nullptr), "replace"); !r) {
-        return r;
-      }
+      Check(gpushm_replace(client, "moving", 0, nullptr, nullptr), "replace");
     }
   }
-  if (auto r = Check(gpushm_delete(client, "moving", nullptr), "delete"); !r) return r;
-  return parent.Say(std::to_string(count));
+  Check(gpushm_delete(client, "moving", nullptr), "delete");
+  parent.Say(std::to_string(count));
 }
 
 // Names in random order. A batch of them is copied to the place of a caller's own names.
@@ -105,8 +97,7 @@ double ClockCostNs() {
   return samples.Percentile(0.5);
 }
 
-Result<void> LookUp(benchmark::State& state, gpushm_client* client,
-                    const std::vector<std::string>& all) {
+void LookUp(benchmark::State& state, gpushm_client* client, const std::vector<std::string>& all) {
   NameBatches names(all);
   gpushm_info info;
   GPUSHM_INIT(&info);
@@ -136,50 +127,38 @@ Result<void> LookUp(benchmark::State& state, gpushm_client* client,
   state.counters["failed_count"] = failed;
   state.counters["budget_p50_ns"] = kBudgetLookupP50Ns;
   state.counters["budget_p99_ns"] = kBudgetLookupP99Ns;
-  return {};
 }
 
-Result<void> LookUpIdle(benchmark::State& state) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
-  return LookUp(state, (*setup)->connection.get(), (*setup)->names);
+void LookUpIdle(benchmark::State& state) {
+  const Setup* setup = TheSetup();
+  LookUp(state, setup->connection.get(), setup->names);
 }
 
 // The record and the map's entry are in the cache: the part of Lookup/idle that is not memory
 // latency.
-Result<void> LookUpOneName(benchmark::State& state) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
-  return LookUp(state, (*setup)->connection.get(), {(*setup)->names.front()});
+void LookUpOneName(benchmark::State& state) {
+  const Setup* setup = TheSetup();
+  LookUp(state, setup->connection.get(), {setup->names.front()});
 }
 
-Result<void> LookUpBesideReplaces(benchmark::State& state) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
-  Result<Child> replacer = Child::Start(kReplacer, {(*setup)->broker.folder().string()});
-  if (!replacer) return std::unexpected(replacer.error());
-  if (auto r = replacer->Expect("replacing", Deadline::AfterMs(kStepMs)); !r) return r;
+void LookUpBesideReplaces(benchmark::State& state) {
+  const Setup* setup = TheSetup();
+  Child replacer = Child::Start(kReplacer, {setup->broker.folder().string()});
+  replacer.Expect("replacing", Deadline::AfterMs(kStepMs));
   const int64_t start = MonotonicNs();
-  if (auto r = LookUp(state, (*setup)->connection.get(), (*setup)->names); !r) return r;
+  LookUp(state, setup->connection.get(), setup->names);
   const double seconds = static_cast<double>(MonotonicNs() - start) / 1e9;
-  if (auto r = replacer->channel().Say("stop"); !r) return r;
-  const Result<Heard> heard = replacer->channel().Hear(Deadline::AfterMs(kStepMs));
-  if (!heard) return std::unexpected(heard.error());
-  if (heard->text.starts_with("failed")) return Fail(Code::kInternal, heard->text);
-  state.counters["replaces_per_s"] = std::stod(heard->text) / seconds;
-  return {};
+  replacer.channel().Say("stop");
+  const Heard heard = Must(replacer.channel().Hear(Deadline::AfterMs(kStepMs)));
+  if (heard.text.starts_with("failed")) throw Failure(Code::kInternal, heard.text);
+  state.counters["replaces_per_s"] = std::stod(heard.text) / seconds;
 }
 
-Result<void> Current(benchmark::State& state) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
+void Current(benchmark::State& state) {
+  const Setup* setup = TheSetup();
   gpushm_attachment* attachment = nullptr;
-  if (auto r = Check(gpushm_attach((*setup)->connection.get(), (*setup)->names.front().c_str(),
-                                   nullptr, &attachment),
-                     "gpushm_attach");
-      !r) {
-    return r;
-  }
+  Check(gpushm_attach(setup->connection.get(), setup->names.front().c_str(), nullptr, &attachment),
+        "gpushm_attach");
   const double clock_ns = ClockCostNs();
   constexpr int kMany = 1024;
   Samples samples;
@@ -193,16 +172,14 @@ Result<void> Current(benchmark::State& state) {
   gpushm_attachment_detach(attachment, nullptr);
   Show(state, Ours{samples});
   state.counters["budget_p50_ns"] = kBudgetCurrentNs;
-  return {};
 }
 
-Result<void> CachedAttachDetach(benchmark::State& state) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
-  gpushm_client* const client = (*setup)->connection.get();
-  const char* const name = (*setup)->names.front().c_str();
+void CachedAttachDetach(benchmark::State& state) {
+  const Setup* setup = TheSetup();
+  gpushm_client* const client = setup->connection.get();
+  const char* const name = setup->names.front().c_str();
   gpushm_attachment* held = nullptr;
-  if (auto r = Check(gpushm_attach(client, name, nullptr, &held), "gpushm_attach"); !r) return r;
+  Check(gpushm_attach(client, name, nullptr, &held), "gpushm_attach");
   Samples samples;
   for (auto _ : state) {
     const int64_t start = MonotonicNs();
@@ -217,12 +194,10 @@ Result<void> CachedAttachDetach(benchmark::State& state) {
   }
   gpushm_attachment_detach(held, nullptr);
   Show(state, Ours{samples});
-  return {};
 }
 
-Result<void> ListAll(benchmark::State& state) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
+void ListAll(benchmark::State& state) {
+  const Setup* setup = TheSetup();
   std::vector<gpushm_info> infos(limits::kBuffers);
   for (gpushm_info& info : infos) GPUSHM_INIT(&info);
   Samples samples;
@@ -230,14 +205,13 @@ Result<void> ListAll(benchmark::State& state) {
     size_t count = 0;
     const int64_t start = MonotonicNs();
     const gpushm_status status =
-        gpushm_list((*setup)->connection.get(), infos.data(), infos.size(), &count);
+        gpushm_list(setup->connection.get(), infos.data(), infos.size(), &count);
     const int64_t took = MonotonicNs() - start;
-    if (auto r = Check(status, "gpushm_list"); !r) return r;
+    Check(status, "gpushm_list");
     samples.Add(took);
     state.SetIterationTime(static_cast<double>(took) / 1e9);
   }
   Show(state, Ours{samples});
-  return {};
 }
 
 void RegisterRows() {

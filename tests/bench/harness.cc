@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "platform/base/testing.h"
 #include "platform/driver/nvml_api.h"
 
 namespace gpushm::bench {
@@ -64,10 +65,13 @@ int RunRole(int argc, char** argv, const std::map<std::string, Role>& roles) {
   const auto role = roles.find(argv[2]);
   if (role == roles.end() || argc < 4) return 2;
   Channel parent{UniqueFd(std::atoi(argv[3]))};
-  const Result<void> done = role->second(parent, std::vector<std::string>(argv + 4, argv + argc));
-  if (done) return 0;
-  static_cast<void>(parent.Say(Concat("failed: ", done.error().ToString())));
-  return 1;
+  try {
+    role->second(parent, std::vector<std::string>(argv + 4, argv + argc));
+    return 0;
+  } catch (const Failure& failure) {
+    parent.Say(Concat("failed: ", failure.status.ToString()));
+    return 1;
+  }
 }
 
 int RunBenchmarks(int argc, char** argv, const std::function<void()>& register_rows) {
@@ -101,22 +105,24 @@ std::vector<std::pair<std::string, std::string>> MachineFacts() {
   };
 }
 
-Result<void> FindDriver() { return LookAt(DriverFolderFromEnvironment()); }
+void FindDriver() { Must(LookAt(DriverFolderFromEnvironment())); }
 
 bool HasContext() { return primary_context.has_value(); }
 
-Result<void> NeedContext() {
-  if (HasContext()) return {};
-  Result<PrimaryContext> made = PrimaryContext::Retain(*machine.api, machine.device.device);
-  if (!made) return std::unexpected(made.error());
-  primary_context.emplace(std::move(*made));
-  return primary_context->MakeCurrent();
+void NeedContext() {
+  if (HasContext()) return;
+  primary_context.emplace(Must(PrimaryContext::Retain(*machine.api, machine.device.device)));
+  Must(primary_context->MakeCurrent());
 }
 
 void Row(const std::string& name, int64_t iterations, Body body) {
   benchmark::internal::Benchmark* row =
       benchmark::RegisterBenchmark(name.c_str(), [body = std::move(body)](benchmark::State& state) {
-        if (auto r = body(state); !r) state.SkipWithError(r.error().ToString().c_str());
+        try {
+          body(state);
+        } catch (const Failure& failure) {
+          state.SkipWithError(failure.status.ToString().c_str());
+        }
       });
   row->UseManualTime()->Unit(benchmark::kMicrosecond);
   if (iterations > 0) row->Iterations(iterations);
@@ -126,54 +132,48 @@ std::string SizeName(uint64_t bytes) {
   return bytes >= kGiB ? Concat(bytes / kGiB, "GiB") : Concat(bytes / kMiB, "MiB");
 }
 
-Result<void> Check(gpushm_status status, std::string_view what) {
-  if (status == GPUSHM_OK) return {};
+void Check(gpushm_status status, std::string_view what) {
+  if (status == GPUSHM_OK) return;
   const gpushm_error* error = gpushm_last_error();
-  return std::unexpected(
-      Status(static_cast<Code>(status), Concat(what, ": ", error->what), error->remedy));
+  throw Failure(Status(static_cast<Code>(status), Concat(what, ": ", error->what), error->remedy));
 }
 
-Result<Connection> Connection::Open(const fs::path& folder, int64_t timeout_ms) {
+Connection Connection::Open(const fs::path& folder, int64_t timeout_ms) {
   gpushm_open_options options;
   GPUSHM_INIT(&options);
   options.folder = folder.c_str();
   options.timeout_ms = timeout_ms;
   gpushm_client* client = nullptr;
-  if (auto r = Check(gpushm_open(&options, &client), "gpushm_open"); !r) {
-    return std::unexpected(r.error());
-  }
+  Check(gpushm_open(&options, &client), "gpushm_open");
   return Connection(client);
 }
 
-Result<Connection> Connection::To(const Broker& broker) {
+Connection Connection::To(const Broker& broker) {
   constexpr int64_t kTryMs = 2000;
   const Deadline deadline = Deadline::AfterMs(kStepMs);
   for (;;) {
-    Result<Connection> connection = Open(broker.folder(), kTryMs);
-    if (connection) return connection;
-    if (broker.Ended()) return Fail(Code::kUnavailable, broker.LogTail());
-    if (deadline.Passed()) return connection;
+    try {
+      return Open(broker.folder(), kTryMs);
+    } catch (const Failure&) {
+      if (broker.Ended()) throw Failure(Code::kUnavailable, broker.LogTail());
+      if (deadline.Passed()) throw;
+    }
   }
 }
 
 int RunOnMachine(int argc, char** argv, const std::map<std::string, Role>& roles,
                  const std::function<int()>& body) {
   if (argc > 2 && std::string_view(argv[1]) == "--role") return RunRole(argc, argv, roles);
-  std::string pattern = (fs::temp_directory_path() / "gpushm-bench-XXXXXX").string();
-  if (mkdtemp(pattern.data()) == nullptr) {
-    std::perror("mkdtemp");
-    return 1;
-  }
-  machine.work = pattern;
+  const testing::TempFolder folder;
+  machine.work = folder.path();
   int code = 1;
-  if (auto chosen = ChooseDriver(); !chosen) {
-    std::fprintf(stderr, "%s\n", chosen.error().ToString().c_str());
-  } else {
+  try {
+    Must(ChooseDriver());
     code = body();
+  } catch (const Failure& failure) {
+    std::fprintf(stderr, "%s\n", failure.status.ToString().c_str());
   }
   primary_context.reset();
-  std::error_code ignored;
-  fs::remove_all(pattern, ignored);
   return code;
 }
 

@@ -47,31 +47,31 @@ const Machine& ThisMachine();
 // Facts that a reader of the figures needs: names and values for the JSON's context.
 std::vector<std::pair<std::string, std::string>> MachineFacts();
 // Loads the driver that the environment names, and calls cuInit.
-Result<void> FindDriver();
+void FindDriver();
 
 // The primary context, made at the first call and kept until the process ends; it takes 523 MiB of
 // the card. Rows that measure a process without a context are registered first and check
 // HasContext.
-Result<void> NeedContext();
+void NeedContext();
 bool HasContext();
 
-// Registers a row. With `iterations` 0, Google Benchmark chooses. A Status that the body returns
+// Registers a row. With `iterations` 0, Google Benchmark chooses. A Failure that the body throws
 // becomes the row's error.
-using Body = std::function<Result<void>(benchmark::State&)>;
+using Body = std::function<void(benchmark::State&)>;
 void Row(const std::string& name, int64_t iterations, Body body);
 
 // "2MiB", "16GiB".
 std::string SizeName(uint64_t bytes);
 
-// Turns a gpushm_status into a Result with the library's own error text.
-Result<void> Check(gpushm_status status, std::string_view what);
+// Throws a Failure with the library's own error text unless the status is GPUSHM_OK.
+void Check(gpushm_status status, std::string_view what);
 
 // A connection to the broker in `folder`, closed at the end.
 class Connection {
  public:
-  static Result<Connection> Open(const std::filesystem::path& folder, int64_t timeout_ms = kStepMs);
+  static Connection Open(const std::filesystem::path& folder, int64_t timeout_ms = kStepMs);
   // Waits for a starting broker. If the broker ends instead, the error contains the end of its log.
-  static Result<Connection> To(const Broker& broker);
+  static Connection To(const Broker& broker);
   gpushm_client* get() const { return client_; }
 
   Connection(Connection&& other) noexcept : client_(std::exchange(other.client_, nullptr)) {}
@@ -85,9 +85,9 @@ class Connection {
   gpushm_client* client_;
 };
 
-// The main function of a child process, with its channel to the parent and its arguments.
-using Role =
-    std::function<Result<void>(Channel& parent, const std::vector<std::string>& arguments)>;
+// The main function of a child process, with its channel to the parent and its arguments. The
+// parent hears of a Failure that it throws.
+using Role = std::function<void(Channel& parent, const std::vector<std::string>& arguments)>;
 
 // Runs a role if this process was started as a child; otherwise runs `body` on ThisMachine().
 int RunOnMachine(int argc, char** argv, const std::map<std::string, Role>& roles,

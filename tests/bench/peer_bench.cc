@@ -72,125 +72,101 @@ struct Setup {
   PrimaryContext home;
   PrimaryContext peer;
 };
-Result<Setup*> TheSetup() {
+Setup* TheSetup() {
   static std::optional<Setup> setup;
   if (setup) return &*setup;
   const CudaApi& api = *ThisMachine().api;
-  Result<PrimaryContext> home = PrimaryContext::Retain(api, kHome);
-  if (!home) return std::unexpected(home.error());
-  Result<PrimaryContext> peer = PrimaryContext::Retain(api, kPeer);
-  if (!peer) return std::unexpected(peer.error());
+  PrimaryContext home = Must(PrimaryContext::Retain(api, kHome));
+  PrimaryContext peer = Must(PrimaryContext::Retain(api, kPeer));
   Broker::Options options;
   for (const uint64_t size : kSizes) options.buffers.emplace_back(SizeName(size), size);
   for (auto& [name, size] : options.buffers) name = Concat("b", size / kMiB);
-  Result<Broker> broker = Broker::Start(options);
-  if (!broker) return std::unexpected(broker.error());
-  Result<Connection> connection = Connection::To(*broker);
-  if (!connection) return std::unexpected(connection.error());
-  setup.emplace(std::move(*broker), std::move(*connection), std::move(*home), std::move(*peer));
+  Broker broker = Broker::Start(options);
+  Connection connection = Connection::To(broker);
+  setup.emplace(std::move(broker), std::move(connection), std::move(home), std::move(peer));
   return &*setup;
 }
 
 std::string NameFor(uint64_t size) { return Concat("b", size / kMiB); }
 
-Result<gpushm_attachment*> AttachOnPeer(gpushm_client* client, uint64_t size) {
+gpushm_attachment* AttachOnPeer(gpushm_client* client, uint64_t size) {
   gpushm_attach_options options;
   GPUSHM_INIT(&options);
   options.peer_devices = uint64_t{1} << kPeer;
   gpushm_attachment* attachment = nullptr;
-  auto done = Check(gpushm_attach(client, NameFor(size).c_str(), &options, &attachment), "attach");
-  if (!done) return std::unexpected(done.error());
+  Check(gpushm_attach(client, NameFor(size).c_str(), &options, &attachment), "attach");
   return attachment;
 }
 
-Result<int64_t> TimeOurs(gpushm_client* client, uint64_t size) {
+int64_t TimeOurs(gpushm_client* client, uint64_t size) {
   const int64_t start_ns = MonotonicNs();
-  const auto attachment = AttachOnPeer(client, size);
+  gpushm_attachment* const attachment = AttachOnPeer(client, size);
   const int64_t took_ns = MonotonicNs() - start_ns;
-  if (!attachment) return std::unexpected(attachment.error());
-  gpushm_attachment_detach(*attachment, nullptr);
+  gpushm_attachment_detach(attachment, nullptr);
   return took_ns;
 }
 
-Result<int64_t> TimeRaw(RawServer& server, uint64_t size) {
+int64_t TimeRaw(RawServer& server, uint64_t size) {
   const CudaApi& api = *ThisMachine().api;
   const std::array<CUdevice, 1> peers = {kPeer};
   const int64_t start_ns = MonotonicNs();
-  const Result<UniqueFd> descriptor = server.Fetch();
-  if (!descriptor) return std::unexpected(descriptor.error());
-  const auto memory = DeviceMemory::Import(api, descriptor->get());
-  if (!memory) return std::unexpected(memory.error());
-  const auto mapping = DeviceMapping::Map(api, *memory, size, kHome, Access::kRead, peers);
-  const int64_t took_ns = MonotonicNs() - start_ns;
-  if (!mapping) return std::unexpected(mapping.error());
-  return took_ns;
+  const UniqueFd descriptor = server.Fetch();
+  const auto memory = Must(DeviceMemory::Import(api, descriptor.get()));
+  const auto mapping = Must(DeviceMapping::Map(api, memory, size, kHome, Access::kRead, peers));
+  return MonotonicNs() - start_ns;
 }
 
 // In turns. The first attach of a process across two GPUs, which sets up their connection, is not
 // included: PeerAttach/first shows it.
-Result<void> PeerAttach(benchmark::State& state, uint64_t size) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
-  const auto descriptor = BorrowedDescriptor::Borrow((*setup)->broker.folder(), NameFor(size));
-  if (!descriptor) return std::unexpected(descriptor.error());
-  Result<RawServer> server = RawServer::Start(descriptor->get());
-  if (!server) return std::unexpected(server.error());
+void PeerAttach(benchmark::State& state, uint64_t size) {
+  const Setup* setup = TheSetup();
+  const auto descriptor = BorrowedDescriptor::Borrow(setup->broker.folder(), NameFor(size));
+  RawServer server = RawServer::Start(descriptor.get());
   Samples ours;
   Samples raw;
   bool ours_first = true;
   for (auto _ : state) {
     for (const bool now_ours : {ours_first, !ours_first}) {
-      const Result<int64_t> took_ns =
-          now_ours ? TimeOurs((*setup)->connection.get(), size) : TimeRaw(*server, size);
-      if (!took_ns) return std::unexpected(took_ns.error());
-      (now_ours ? ours : raw).Add(static_cast<double>(*took_ns));
-      if (now_ours) state.SetIterationTime(static_cast<double>(*took_ns) / 1e9);
+      const int64_t took_ns =
+          now_ours ? TimeOurs(setup->connection.get(), size) : TimeRaw(server, size);
+      (now_ours ? ours : raw).Add(static_cast<double>(took_ns));
+      if (now_ours) state.SetIterationTime(static_cast<double>(took_ns) / 1e9);
     }
     ours_first = !ours_first;
   }
   Show(state, Ours{ours}, Baseline{raw});
   state.counters["budget_ratio"] = kAttachBudgetRatio;
-  return {};
 }
 
-Result<void> FirstPeerAttach(benchmark::State& state) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
+void FirstPeerAttach(benchmark::State& state) {
+  const Setup* setup = TheSetup();
   Samples samples;
   for (auto _ : state) {
-    const auto took_ns = TimeOurs((*setup)->connection.get(), 64 * kMiB);
-    if (!took_ns) return std::unexpected(took_ns.error());
-    samples.Add(static_cast<double>(*took_ns));
-    state.SetIterationTime(static_cast<double>(*took_ns) / 1e9);
+    const auto took_ns = TimeOurs(setup->connection.get(), 64 * kMiB);
+    samples.Add(static_cast<double>(took_ns));
+    state.SetIterationTime(static_cast<double>(took_ns) / 1e9);
   }
   Show(state, Ours{samples});
   state.SetLabel("the process's first: sets the way between the GPUs up");
-  return {};
 }
 
 // The kernel and its module on GPU 1.
 class Reader {
  public:
-  static Result<Reader> Load(const CudaApi& api) {
+  static Reader Load(const CudaApi& api) {
     CUmodule module = nullptr;
     CUfunction function = nullptr;
-    if (auto done = api.Check(api.cuModuleLoadData(&module, kProgram), "cuModuleLoadData"); !done) {
-      return std::unexpected(done.error());
-    }
-    auto done = api.Check(api.cuModuleGetFunction(&function, module, "read_all"), "read_all");
-    if (!done) return std::unexpected(done.error());
+    Must(api.Check(api.cuModuleLoadData(&module, kProgram), "cuModuleLoadData"));
+    Must(api.Check(api.cuModuleGetFunction(&function, module, "read_all"), "read_all"));
     return Reader(function);
   }
-  Result<void> Read(const CudaApi& api, CUdeviceptr from, uint64_t bytes, CUdeviceptr never) const {
+  void Read(const CudaApi& api, CUdeviceptr from, uint64_t bytes, CUdeviceptr never) const {
     uint64_t count = bytes / 16;
     void* arguments[] = {&from, &count, &never};
-    if (auto done = api.Check(api.cuLaunchKernel(function_, kBlocks, 1, 1, kThreads, 1, 1, 0,
-                                                 nullptr, arguments, nullptr),
-                              "cuLaunchKernel");
-        !done) {
-      return done;
-    }
-    return api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize");
+    Must(api.Check(api.cuLaunchKernel(function_, kBlocks, 1, 1, kThreads, 1, 1, 0, nullptr,
+                                      arguments, nullptr),
+                   "cuLaunchKernel"));
+    Must(api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"));
   }
 
  private:
@@ -200,76 +176,62 @@ class Reader {
 
 // On GPU 1, in turns: a kernel that reads the gigabyte in place, and the copy engine that copies it
 // to GPU 1's own memory.
-Result<void> PeerRead(benchmark::State& state) {
+void PeerRead(benchmark::State& state) {
   const CudaApi& api = *ThisMachine().api;
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
-  if (auto done = (*setup)->peer.MakeCurrent(); !done) return done;
-  const auto attachment = AttachOnPeer((*setup)->connection.get(), kGiB);
-  if (!attachment) return std::unexpected(attachment.error());
-  const CUdeviceptr there = gpushm_attachment_address(*attachment);
-  const auto memory = DeviceMemory::Create(api, kPeer, kGiB);
-  if (!memory) return std::unexpected(memory.error());
-  const auto here = DeviceMapping::Map(api, *memory, kGiB, kPeer, Access::kReadWrite);
-  if (!here) return std::unexpected(here.error());
-  const Result<Reader> reader = Reader::Load(api);
-  if (!reader) return std::unexpected(reader.error());
+  const Setup* setup = TheSetup();
+  Must(setup->peer.MakeCurrent());
+  const auto attachment = AttachOnPeer(setup->connection.get(), kGiB);
+  const CUdeviceptr there = gpushm_attachment_address(attachment);
+  const auto memory = Must(DeviceMemory::Create(api, kPeer, kGiB));
+  const auto here = Must(DeviceMapping::Map(api, memory, kGiB, kPeer, Access::kReadWrite));
+  const Reader reader = Reader::Load(api);
   Samples ours;
   Samples copied;
   for (auto _ : state) {
     for (const bool in_place : {true, false}) {
       const int64_t start_ns = MonotonicNs();
-      auto done = in_place ? reader->Read(api, there, kGiB, here->address())
-                           : api.Check(api.cuMemcpyDtoDAsync(here->address(), there, kGiB, nullptr),
-                                       "cuMemcpyDtoDAsync");
-      if (done) done = api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize");
-      if (!done) return done;
+      if (in_place) {
+        reader.Read(api, there, kGiB, here.address());
+      } else {
+        Must(api.Check(api.cuMemcpyDtoDAsync(here.address(), there, kGiB, nullptr), "copy"));
+      }
+      Must(api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"));
       const auto took_ns = static_cast<double>(MonotonicNs() - start_ns);
       (in_place ? ours : copied).Add(took_ns);
       if (in_place) state.SetIterationTime(took_ns / 1e9);
     }
   }
-  gpushm_attachment_detach(*attachment, nullptr);
+  gpushm_attachment_detach(attachment, nullptr);
   Show(state, Ours{ours}, Baseline{copied});
   state.counters["budget_ratio"] = kReadBudgetRatio;
   state.counters["bytes"] = static_cast<double>(kGiB);
   state.SetLabel("baseline: the copy engine");
-  return {};
 }
 
 // What an attach does if the GPUs cannot access each other, also measured if they can.
-Result<void> StagedCopy(benchmark::State& state) {
+void StagedCopy(benchmark::State& state) {
   const CudaApi& api = *ThisMachine().api;
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
-  const auto memory = DeviceMemory::Create(api, kHome, kGiB);
-  if (!memory) return std::unexpected(memory.error());
-  const auto from = DeviceMapping::Map(api, *memory, kGiB, kHome, Access::kReadWrite);
-  if (!from) return std::unexpected(from.error());
-  if (auto done = (*setup)->home.MakeCurrent(); !done) return done;
+  const Setup* setup = TheSetup();
+  const auto memory = Must(DeviceMemory::Create(api, kHome, kGiB));
+  const auto from = Must(DeviceMapping::Map(api, memory, kGiB, kHome, Access::kReadWrite));
+  Must(setup->home.MakeCurrent());
   constexpr uint32_t kWord = 4711;
-  if (auto done = api.Check(api.cuMemsetD32(from->address(), kWord, kGiB / 4), "cuMemsetD32");
-      !done) {
-    return done;
-  }
+  Must(api.Check(api.cuMemsetD32(from.address(), kWord, kGiB / 4), "cuMemsetD32"));
   Samples samples;
   for (auto _ : state) {
     const int64_t start_ns = MonotonicNs();
-    const auto copy = client::StageCopy(api, *from, kHome, kPeer, Deadline::AfterMs(kStepMs));
+    const auto copy = Must(client::StageCopy(api, from, kHome, kPeer, Deadline::AfterMs(kStepMs)));
     const auto took_ns = static_cast<double>(MonotonicNs() - start_ns);
-    if (!copy) return std::unexpected(copy.error());
     samples.Add(took_ns);
     state.SetIterationTime(took_ns / 1e9);
-    if (auto done = (*setup)->peer.MakeCurrent(); !done) return done;
+    Must(setup->peer.MakeCurrent());
     uint32_t last = 0;
-    auto done = api.Check(api.cuMemcpyDtoH(&last, copy->address() + kGiB - 4, 4), "cuMemcpyDtoH");
-    if (!done) return done;
-    if (last != kWord) return Fail(Code::kCorrupt, "the copy differs from its source");
-    if (auto home = (*setup)->home.MakeCurrent(); !home) return home;
+    Must(api.Check(api.cuMemcpyDtoH(&last, copy.address() + kGiB - 4, 4), "cuMemcpyDtoH"));
+    if (last != kWord) throw Failure(Code::kCorrupt, "the copy differs from its source");
+    Must(setup->home.MakeCurrent());
   }
   Show(state, Ours{samples});
   state.counters["bytes"] = static_cast<double>(kGiB);
-  return {};
 }
 
 // Whether GPU 1 exists and can access GPU 0's memory.
@@ -280,9 +242,9 @@ bool HasPeers() {
 
 void RegisterRows() {
   if (!HasPeers()) {
-    Row("PeerAttach", 1, [](benchmark::State&) -> Result<void> {
-      return Fail(Code::kUnsupported,
-                  "skipped: needs two GPUs that can access each other's memory");
+    Row("PeerAttach", 1, [](benchmark::State&) {
+      throw Failure(Code::kUnsupported,
+                    "skipped: needs two GPUs that can access each other's memory");
     });
     return;
   }

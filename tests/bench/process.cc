@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -45,10 +46,10 @@ std::filesystem::path OwnFolder() {
 
 // ---------------------------------------------------------------- Channel
 
-Result<void> Channel::Say(std::string_view text, int descriptor) {
+void Channel::Say(std::string_view text, int descriptor) {
   const std::span<const int> descriptors(&descriptor, descriptor >= 0 ? 1U : 0U);
-  return protocol::Send(socket_.get(), std::as_bytes(std::span(text.data(), text.size())),
-                        descriptors, Deadline::AfterMs(kStepMs));
+  Must(protocol::Send(socket_.get(), std::as_bytes(std::span(text.data(), text.size())),
+                      descriptors, Deadline::AfterMs(kStepMs)));
 }
 
 Result<Heard> Channel::Hear(const Deadline& deadline) {
@@ -63,11 +64,33 @@ Result<Heard> Channel::Hear(const Deadline& deadline) {
   return heard;
 }
 
+std::pair<UniqueFd, UniqueFd> SocketPair() {
+  std::array<int, 2> ends{};
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    throw Failure(FailSystem(errno, "socketpair"));
+  }
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+UniqueFd MakeShared(uint64_t size_bytes) {
+  UniqueFd made(memfd_create("gpushm-bench", MFD_CLOEXEC));
+  if (!made || ftruncate(made.get(), static_cast<off_t>(size_bytes)) != 0) {
+    throw Failure(FailSystem(errno, "memfd_create"));
+  }
+  return made;
+}
+
+std::shared_ptr<void> MapShared(int descriptor, uint64_t size_bytes) {
+  void* const at = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (at == MAP_FAILED) throw Failure(FailSystem(errno, "mmap"));
+  return {at, [size_bytes](void* mapped) { munmap(mapped, size_bytes); }};
+}
+
 // ---------------------------------------------------------------- Process
 
-Result<Process> Process::Start(const std::filesystem::path& program,
-                               const std::vector<std::string>& arguments, int kept,
-                               const std::filesystem::path& log) {
+Process Process::Start(const std::filesystem::path& program,
+                       const std::vector<std::string>& arguments, int kept,
+                       const std::filesystem::path& log) {
   std::vector<std::string> texts = {program.filename().string()};
   texts.insert(texts.end(), arguments.begin(), arguments.end());
   std::vector<char*> words;
@@ -76,11 +99,11 @@ Result<Process> Process::Start(const std::filesystem::path& program,
   UniqueFd output;
   if (!log.empty()) {
     output.Reset(open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-    if (!output) return FailSystem(errno, Concat("open ", log.string()));
+    if (!output) throw Failure(FailSystem(errno, Concat("open ", log.string())));
   }
   std::fflush(nullptr);
   const pid_t pid = fork();
-  if (pid < 0) return FailSystem(errno, "fork");
+  if (pid < 0) throw Failure(FailSystem(errno, "fork"));
   if (pid == 0) RunProgram(program, words.data(), kept, output.get());
   return Process(pid, UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))));
 }
@@ -113,30 +136,23 @@ Process::~Process() {
 
 // ---------------------------------------------------------------- Child
 
-Result<Child> Child::Start(const std::string& role, const std::vector<std::string>& arguments) {
-  std::array<int, 2> ends{};
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) {
-    return FailSystem(errno, "socketpair");
-  }
-  UniqueFd ours(ends[0]);
-  const UniqueFd theirs(ends[1]);
+Child Child::Start(const std::string& role, const std::vector<std::string>& arguments) {
+  auto [ours, theirs] = SocketPair();
   std::vector<std::string> words = {"--role", role, std::to_string(theirs.get())};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  Result<Process> process = Process::Start("/proc/self/exe", words, theirs.get(), {});
-  if (!process) return std::unexpected(process.error());
-  return Child(std::move(*process), Channel(std::move(ours)));
+  return Child(Process::Start("/proc/self/exe", words, theirs.get(), {}), Channel(std::move(ours)));
 }
 
-Result<void> Child::Expect(std::string_view expected, const Deadline& deadline) {
+void Child::Expect(std::string_view expected, const Deadline& deadline) {
   const Result<Heard> heard = channel_.Hear(deadline);
-  if (!heard) return std::unexpected(heard.error().WithContext("a child process"));
-  if (heard->text == expected) return {};
-  return Fail(Code::kInternal, Concat("unexpected message from a child process: ", heard->text));
+  if (!heard) throw Failure(heard.error().WithContext("a child process"));
+  if (heard->text == expected) return;
+  throw Failure(Code::kInternal, Concat("unexpected message from a child process: ", heard->text));
 }
 
 // ---------------------------------------------------------------- Broker
 
-Result<Broker> Broker::Start(const Options& options) {
+Broker Broker::Start(const Options& options) {
   static int number = 0;
   const std::filesystem::path folder = ThisMachine().work / Concat("broker-", ++number);
   std::filesystem::create_directories(folder);
@@ -152,16 +168,15 @@ Result<Broker> Broker::Start(const Options& options) {
   out.close();
   const std::filesystem::path program = OwnFolder().parent_path() / "bin" / "gpushm-broker";
   if (!std::filesystem::exists(program)) {
-    return Fail(Code::kNotFound, Concat("there is no ", program.string()),
-                "build the target gpushm-broker");
+    throw Failure(Fail(Code::kNotFound, Concat("there is no ", program.string()),
+                       "build the target gpushm-broker"));
   }
-  Result<Process> process = Process::Start(
+  Process process = Process::Start(
       program,
       {"--config", (folder / "broker.yaml").string(), "--pool", std::to_string(pool_bytes),
        "--link", options.link, "--gpu", "0", "--drain-timeout-ms", "0", "--log-level", "warning"},
       -1, folder / "log");
-  if (!process) return std::unexpected(process.error());
-  return Broker(std::move(*process), folder);
+  return Broker(std::move(process), folder);
 }
 
 Broker::~Broker() { process_.Stop(); }
@@ -173,15 +188,16 @@ std::string Broker::LogTail() const {
   return last;
 }
 
-Result<Memory> MemoryOf(pid_t pid) {
+Memory MemoryOf(pid_t pid) {
   std::ifstream in(Concat("/proc/", pid, "/status"));
   Memory memory;
   for (std::string line; std::getline(in, line);) {
     if (line.starts_with("VmRSS:")) memory.rss_bytes = std::stoull(line.substr(6)) * kKiB;
     if (line.starts_with("RssAnon:")) memory.anon_bytes = std::stoull(line.substr(8)) * kKiB;
   }
-  if (memory.rss_bytes == 0)
-    return Fail(Code::kNotFound, Concat("cannot read the memory use of process ", pid));
+  if (memory.rss_bytes == 0) {
+    throw Failure(Code::kNotFound, Concat("cannot read the memory use of process ", pid));
+  }
   return memory;
 }
 

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,9 +15,14 @@
 
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
+#include "platform/base/testing/must.h"
 #include "platform/base/unique_fd.h"
 
 namespace gpushm::bench {
+
+// A Failure ends the row, or the role of a child, in which it is thrown.
+using gpushm::testing::Failure;
+using gpushm::testing::Must;
 
 struct Heard {
   std::string text;
@@ -27,22 +33,29 @@ struct Heard {
 class Channel {
  public:
   explicit Channel(UniqueFd socket) : socket_(std::move(socket)) {}
-  Result<void> Say(std::string_view text, int descriptor = -1);
-  Result<Heard> Hear(const Deadline& deadline);
+  void Say(std::string_view text, int descriptor = -1);
+  Result<Heard> Hear(const Deadline& deadline);  // An error once the other end is closed.
   int socket() const { return socket_.get(); }
 
  private:
   UniqueFd socket_;
 };
 
+// The two ends of a socket for a Channel.
+std::pair<UniqueFd, UniqueFd> SocketPair();
+
+// Memory that processes share. A mapping ends with its last owner.
+UniqueFd MakeShared(uint64_t size_bytes);
+std::shared_ptr<void> MapShared(int descriptor, uint64_t size_bytes);
+
 // A child process, killed and reaped at the end.
 class Process {
  public:
   // Runs `program` with `arguments`. `kept` stays open in it under the same number. Its output goes
   // to `log`, or to this process's output if `log` is empty.
-  static Result<Process> Start(const std::filesystem::path& program,
-                               const std::vector<std::string>& arguments, int kept,
-                               const std::filesystem::path& log);
+  static Process Start(const std::filesystem::path& program,
+                       const std::vector<std::string>& arguments, int kept,
+                       const std::filesystem::path& log);
 
   pid_t pid() const { return pid_; }
   // Readable once the process has ended.
@@ -71,9 +84,9 @@ class Process {
 // that.
 class Child {
  public:
-  static Result<Child> Start(const std::string& role, const std::vector<std::string>& arguments);
+  static Child Start(const std::string& role, const std::vector<std::string>& arguments);
   // Waits for a text, which must be `expected`.
-  Result<void> Expect(std::string_view expected, const Deadline& deadline);
+  void Expect(std::string_view expected, const Deadline& deadline);
 
   Channel& channel() { return channel_; }
   Process& process() { return process_; }
@@ -95,7 +108,7 @@ class Broker {
     std::string link = "none";  // The folder of a plugin's socket.
   };
   // Does not wait for the broker; Connection::To does.
-  static Result<Broker> Start(const Options& options);
+  static Broker Start(const Options& options);
   Broker(Broker&&) = default;
   ~Broker();
 
@@ -117,7 +130,7 @@ struct Memory {
   uint64_t rss_bytes = 0;   // VmRSS.
   uint64_t anon_bytes = 0;  // RssAnon.
 };
-Result<Memory> MemoryOf(pid_t pid);
+Memory MemoryOf(pid_t pid);
 
 // The folder of this program.
 std::filesystem::path OwnFolder();

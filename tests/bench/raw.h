@@ -19,11 +19,11 @@ namespace gpushm::bench {
 class RawServer {
  public:
   static constexpr char kRole[] = "raw-server";
-  static Result<void> Serve(Channel& parent, const std::vector<std::string>& arguments);
+  static void Serve(Channel& parent, const std::vector<std::string>& arguments);
 
   // Serves `descriptor` from now on.
-  static Result<RawServer> Start(int descriptor);
-  Result<UniqueFd> Fetch();
+  static RawServer Start(int descriptor);
+  UniqueFd Fetch();
 
  private:
   explicit RawServer(Child child) : child_(std::move(child)) {}
@@ -34,8 +34,7 @@ class RawServer {
 // buffer stays unchanged.
 class BorrowedDescriptor {
  public:
-  static Result<BorrowedDescriptor> Borrow(const std::filesystem::path& folder,
-                                           const std::string& name);
+  static BorrowedDescriptor Borrow(const std::filesystem::path& folder, const std::string& name);
   int get() const { return descriptor_.get(); }
 
  private:

@@ -37,33 +37,30 @@ struct Setup {
   std::string file;
 };
 
-Result<void> WriteFile(const std::string& path, uint64_t size_bytes) {
+void WriteFile(const std::string& path, uint64_t size_bytes) {
   const UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!file) return FailSystem(errno, Concat("create ", path));
+  if (!file) throw Failure(FailSystem(errno, Concat("create ", path)));
   std::vector<uint32_t> block(kMiB / sizeof(uint32_t));
   for (uint64_t at = 0; at < size_bytes; at += kMiB) {
     for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<uint32_t>((at + i) * 40503);
     if (write(file.get(), block.data(), kMiB) != static_cast<ssize_t>(kMiB)) {
-      return FailSystem(errno, Concat("write ", path));
+      throw Failure(FailSystem(errno, Concat("write ", path)));
     }
   }
-  if (fsync(file.get()) != 0) return FailSystem(errno, "fsync");
-  return {};
+  if (fsync(file.get()) != 0) throw Failure(FailSystem(errno, "fsync"));
 }
 
-Result<Setup*> TheSetup() {
+Setup* TheSetup() {
   static std::optional<Setup> setup;
   if (setup) return &*setup;
-  if (auto r = NeedContext(); !r) return std::unexpected(r.error());
+  NeedContext();
   Broker::Options options;
   options.buffers.emplace_back(kBuffer, SizeHere());
-  Result<Broker> broker = Broker::Start(options);
-  if (!broker) return std::unexpected(broker.error());
-  Result<Connection> connection = Connection::To(*broker);
-  if (!connection) return std::unexpected(connection.error());
+  Broker broker = Broker::Start(options);
+  Connection connection = Connection::To(broker);
   std::string path = (ThisMachine().work / "model").string();
-  if (auto r = WriteFile(path, SizeHere()); !r) return std::unexpected(r.error());
-  setup.emplace(std::move(*broker), std::move(*connection), std::move(path));
+  WriteFile(path, SizeHere());
+  setup.emplace(std::move(broker), std::move(connection), std::move(path));
   return &*setup;
 }
 
@@ -78,29 +75,25 @@ struct Case {
 // The interconnect itself: the same bytes in the same chunks between pinned memory and the GPU.
 class Link {
  public:
-  static Result<Link> Create(const Case& c, uint64_t size_bytes) {
+  static Link Create(const Case& c, uint64_t size_bytes) {
     const Machine& machine = ThisMachine();
     const uint64_t granularity = machine.device.granularity;
     const uint64_t room = RoundUp(size_bytes, granularity);
-    const Result<DeviceMemory> memory =
-        DeviceMemory::Create(*machine.api, machine.device.device, room);
-    if (!memory) return std::unexpected(memory.error());
-    Result<DeviceMapping> mapping =
-        DeviceMapping::Map(*machine.api, *memory, room, machine.device.device, Access::kReadWrite);
-    if (!mapping) return std::unexpected(mapping.error());
-    Link link(std::move(*mapping), c.chunk_bytes, size_bytes);
+    const DeviceMemory memory =
+        Must(DeviceMemory::Create(*machine.api, machine.device.device, room));
+    DeviceMapping mapping = Must(
+        DeviceMapping::Map(*machine.api, memory, room, machine.device.device, Access::kReadWrite));
+    Link link(std::move(mapping), c.chunk_bytes, size_bytes);
     for (uint32_t i = 0; i < c.chunks; ++i) {
-      Result<PinnedBuffer> host = PinnedBuffer::Allocate(*machine.api, c.chunk_bytes);
-      if (!host) return std::unexpected(host.error());
-      Result<Stream> stream = Stream::Create(*machine.api);
-      if (!stream) return std::unexpected(stream.error());
-      link.hosts_.push_back(std::move(*host));
-      link.streams_.push_back(std::move(*stream));
+      PinnedBuffer host = Must(PinnedBuffer::Allocate(*machine.api, c.chunk_bytes));
+      Stream stream = Must(Stream::Create(*machine.api));
+      link.hosts_.push_back(std::move(host));
+      link.streams_.push_back(std::move(stream));
     }
     return link;
   }
 
-  Result<int64_t> Move(bool load) const {
+  int64_t Move(bool load) const {
     const CudaApi& api = *ThisMachine().api;
     const int64_t start_ns = MonotonicNs();
     size_t turn = 0;
@@ -111,11 +104,9 @@ class Link {
       const CUdeviceptr device = mapping_.address() + at;
       const CUresult done = load ? api.cuMemcpyHtoDAsync(device, host, part, stream)
                                  : api.cuMemcpyDtoHAsync(host, device, part, stream);
-      if (auto r = api.Check(done, "copy"); !r) return std::unexpected(r.error());
+      Must(api.Check(done, "copy"));
     }
-    if (auto r = api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"); !r) {
-      return std::unexpected(r.error());
-    }
+    Must(api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"));
     return MonotonicNs() - start_ns;
   }
 
@@ -133,13 +124,13 @@ class Link {
 // that it slows the transfer no more than a pipe does.
 class OtherEnd {
  public:
-  static Result<OtherEnd> Start(bool load, uint64_t size_bytes) {
+  static OtherEnd Start(bool load, uint64_t size_bytes) {
     std::array<int, 2> ends{};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0) return FailSystem(errno, "pipe2");
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) throw Failure(FailSystem(errno, "pipe2"));
     UniqueFd reader(ends[0]);
     UniqueFd writer(ends[1]);
     const pid_t child = fork();
-    if (child < 0) return FailSystem(errno, "fork");
+    if (child < 0) throw Failure(FailSystem(errno, "fork"));
     if (child == 0) {  // Only system calls: a child must not use the driver.
       static std::array<char, kMiB> block;
       close(load ? reader.get() : writer.get());
@@ -170,7 +161,7 @@ class OtherEnd {
   UniqueFd ours_;
 };
 
-Result<gpushm_transfer_result> MoveOurs(const Setup& setup, const Case& c) {
+gpushm_transfer_result MoveOurs(const Setup& setup, const Case& c) {
   gpushm_transfer_options options;
   gpushm_transfer_result result;
   GPUSHM_INIT(&options);
@@ -182,25 +173,22 @@ Result<gpushm_transfer_result> MoveOurs(const Setup& setup, const Case& c) {
   options.file_method = pipe ? static_cast<uint32_t>(GPUSHM_FILE_AUTO) : c.file_way;
   std::optional<OtherEnd> other;
   if (pipe) {
-    Result<OtherEnd> started = OtherEnd::Start(c.load, SizeHere());
-    if (!started) return std::unexpected(started.error());
-    other.emplace(std::move(*started));
+    OtherEnd started = OtherEnd::Start(c.load, SizeHere());
+    other.emplace(std::move(started));
     options.descriptor = other->descriptor();
   }
   const std::string path = c.load ? setup.file : setup.file + ".saved";
   const auto call = c.load ? gpushm_load : gpushm_save;
   const gpushm_status status =
       call(setup.connection.get(), kBuffer, pipe ? nullptr : path.c_str(), &options, &result);
-  if (auto r = Check(status, c.load ? "load" : "save"); !r) return std::unexpected(r.error());
-  if (result.bytes != SizeHere()) return Fail(Code::kInternal, "not all bytes were moved");
+  Check(status, c.load ? "load" : "save");
+  if (result.bytes != SizeHere()) throw Failure(Code::kInternal, "not all bytes were moved");
   return result;
 }
 
-Result<void> Run(benchmark::State& state, const Case& c) {
-  const Result<Setup*> setup = TheSetup();
-  if (!setup) return std::unexpected(setup.error());
-  const Result<Link> link = Link::Create(c, SizeHere());
-  if (!link) return std::unexpected(link.error());
+void Run(benchmark::State& state, const Case& c) {
+  const Setup* setup = TheSetup();
+  const Link link = Link::Create(c, SizeHere());
   Samples moving;
   Samples whole;
   Samples raw;
@@ -210,17 +198,15 @@ Result<void> Run(benchmark::State& state, const Case& c) {
     for (int turn = 0; turn < 2 * kTurns; ++turn) {
       // One after the other; which one is first alternates.
       if ((turn + turn / 2) % 2 == 0) {
-        const Result<int64_t> took = link->Move(c.load);
-        if (!took) return std::unexpected(took.error());
-        raw.Add(*took);
+        const int64_t took = link.Move(c.load);
+        raw.Add(took);
         continue;
       }
-      const Result<gpushm_transfer_result> result = MoveOurs(**setup, c);
-      if (!result) return std::unexpected(result.error());
-      moving.Add(result->moving_ns);
-      whole.Add(result->elapsed_ns);
-      total_ns += result->moving_ns;
-      link_bytes_per_second = result->link_bytes_per_second;
+      const gpushm_transfer_result result = MoveOurs(*setup, c);
+      moving.Add(result.moving_ns);
+      whole.Add(result.elapsed_ns);
+      total_ns += result.moving_ns;
+      link_bytes_per_second = result.link_bytes_per_second;
     }
     state.SetIterationTime(static_cast<double>(total_ns) / 1e9);
   }
@@ -231,7 +217,6 @@ Result<void> Run(benchmark::State& state, const Case& c) {
   state.counters["MiB_per_s"] = mib / (moving.Percentile(0.5) / 1e9);
   state.counters["link_MiB_per_s"] =
       static_cast<double>(link_bytes_per_second) / static_cast<double>(kMiB);
-  return {};
 }
 
 void Register() {

@@ -11,10 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
-#include "platform/base/status.h"
-#include "platform/base/unique_fd.h"
 #include "tests/bench/poll.h"
 
 namespace gpushm::bench::handover {
@@ -55,24 +52,5 @@ struct Board {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(sizeof(Board) % kPageBytes == 0);
-
-// A board in this process's memory, unmapped at the end.
-class BoardMapping {
- public:
-  static Result<UniqueFd> Make();
-  static Result<BoardMapping> Map(int fd);
-  Board& operator*() const { return *board_; }
-  Board* operator->() const { return board_; }
-
-  BoardMapping(BoardMapping&& other) noexcept : board_(std::exchange(other.board_, nullptr)) {}
-  BoardMapping& operator=(BoardMapping&&) = delete;
-  BoardMapping(const BoardMapping&) = delete;
-  BoardMapping& operator=(const BoardMapping&) = delete;
-  ~BoardMapping();
-
- private:
-  explicit BoardMapping(Board* board) : board_(board) {}
-  Board* board_;
-};
 
 }  // namespace gpushm::bench::handover

@@ -21,7 +21,7 @@ class Endpoint {
     int64_t budget_ns = 0;
   };
   // Obeys the parent's commands until the parent is gone.
-  Result<void> Obey(Channel& parent);
+  void Obey(Channel& parent);
   virtual ~Endpoint() = default;
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
@@ -29,15 +29,14 @@ class Endpoint {
   Stage& stage() { return stage_; }
 
  protected:
-  Endpoint() = default;
-  Result<void> SetUp(const std::string& broker_folder);
-  virtual Result<void> Open(const Way& way) = 0;
-  virtual Result<std::string> Run(const Block& block) = 0;
+  explicit Endpoint(const std::string& broker_folder);
+  virtual void Open(const Way& way) = 0;
+  virtual std::string Run(const Block& block) = 0;
   virtual void Close() = 0;
 
   // Waits until the stream is empty. cuStreamSynchronize would have no deadline, and would keep its
   // processor busy.
-  Result<void> Sync() {
+  void Sync() {
     CUresult answer = CUDA_ERROR_NOT_READY;
     const bool in_time = WaitUntil(
         [&] {
@@ -45,56 +44,41 @@ class Endpoint {
           return answer != CUDA_ERROR_NOT_READY;
         },
         HandoverDeadline());
-    if (!in_time) return Fail(Code::kTimeout, "the stream's work did not end in time");
-    return stage_.api->Check(answer, "cuStreamQuery");
+    if (!in_time) throw Failure(Code::kTimeout, "the stream's work did not end in time");
+    Must(stage_.api->Check(answer, "cuStreamQuery"));
   }
   Deadline HandoverDeadline() const { return Deadline::AfterMs(HandoverMs(stage_.size_bytes)); }
   // The last word of a tensor, on its way from or to the GPU.
-  uint64_t* word() { return reinterpret_cast<uint64_t*>(word_->data()); }
+  uint64_t* word() { return reinterpret_cast<uint64_t*>(word_.data()); }
   CUdeviceptr LastWord(CUdeviceptr tensor) const {
     return tensor + stage_.size_bytes - sizeof(uint64_t);
   }
   size_t peers() const { return peers_; }
 
  private:
-  Result<std::string> Do(const std::string& text, UniqueFd descriptor);
-  Result<void> SetCell(std::istream& in, const UniqueFd& region);
+  std::string Do(const std::string& text, UniqueFd descriptor);
+  void SetCell(std::istream& in, UniqueFd region);
 
-  std::optional<PrimaryContext> context_;
-  std::optional<Stream> stream_;
-  std::optional<PinnedBuffer> word_;
-  std::optional<BoardMapping> board_;
-  std::optional<Connection> connection_;
+  const CudaApi& api_ = *ThisMachine().api;
+  Stream stream_ = Must(Stream::Create(api_));
+  PinnedBuffer word_ = Must(PinnedBuffer::Allocate(api_, sizeof(uint64_t)));
+  std::shared_ptr<void> board_;
+  Connection connection_;
   std::vector<std::unique_ptr<Channel>> links_;
   std::optional<StagingRegion> region_;
   size_t peers_ = 0;
   Stage stage_;
 };
 
-Result<void> Endpoint::SetUp(const std::string& broker_folder) {
-  if (auto r = FindDriver(); !r) return r;
-  const CudaApi& api = *ThisMachine().api;
-  stage_.api = &api;
+Endpoint::Endpoint(const std::string& broker_folder)
+    : connection_(Connection::Open(broker_folder)) {
+  stage_.api = &api_;
   stage_.device = ThisMachine().device.device;
-  Result<PrimaryContext> context = PrimaryContext::Retain(api, stage_.device);
-  if (!context) return std::unexpected(context.error());
-  context_.emplace(std::move(*context));
-  if (auto r = context_->MakeCurrent(); !r) return r;
-  Result<Stream> stream = Stream::Create(api);
-  if (!stream) return std::unexpected(stream.error());
-  stream_.emplace(std::move(*stream));
-  stage_.stream = stream_->get();
-  Result<PinnedBuffer> word = PinnedBuffer::Allocate(api, sizeof(uint64_t));
-  if (!word) return std::unexpected(word.error());
-  word_.emplace(std::move(*word));
-  Result<Connection> connection = Connection::Open(broker_folder);
-  if (!connection) return std::unexpected(connection.error());
-  connection_.emplace(std::move(*connection));
-  stage_.client = connection_->get();
-  return {};
+  stage_.stream = stream_.get();
+  stage_.client = connection_.get();
 }
 
-Result<void> Endpoint::SetCell(std::istream& in, const UniqueFd& region) {
+void Endpoint::SetCell(std::istream& in, UniqueFd region) {
   in >> stage_.size_bytes >> peers_;
   stage_.region = nullptr;
   region_.reset();
@@ -102,45 +86,33 @@ Result<void> Endpoint::SetCell(std::istream& in, const UniqueFd& region) {
   for (const auto& link : links_) {
     if (stage_.links.size() < std::max<size_t>(peers_, 1)) stage_.links.push_back(link.get());
   }
-  if (!region) return {};
-  Result<StagingRegion> mapped = StagingRegion::Map(*stage_.api, region.get(), stage_.size_bytes);
-  if (!mapped) return std::unexpected(mapped.error());
-  region_.emplace(std::move(*mapped));
+  if (!region) return;
+  region_.emplace(api_, std::move(region), stage_.size_bytes);
   stage_.region = &*region_;
-  return {};
 }
 
-Result<std::string> Endpoint::Do(const std::string& text, UniqueFd descriptor) {
+std::string Endpoint::Do(const std::string& text, UniqueFd descriptor) {
   std::istringstream in(text);
   std::string verb;
   in >> verb;
   if (verb == "board") {
-    Result<BoardMapping> board = BoardMapping::Map(descriptor.get());
-    if (!board) return std::unexpected(board.error());
-    board_.emplace(std::move(*board));
-    stage_.board = &**board_;
-    const CudaApi& api = *stage_.api;
-    if (auto r = api.Check(
-            api.cuMemHostRegister(&stage_.board->signal, kPageBytes, CU_MEMHOSTREGISTER_DEVICEMAP),
-            "cuMemHostRegister of the signal's page");
-        !r) {
-      return std::unexpected(r.error());
-    }
-    if (auto r = api.Check(api.cuMemHostGetDevicePointer(&stage_.signal, &stage_.board->signal, 0),
-                           "cuMemHostGetDevicePointer");
-        !r) {
-      return std::unexpected(r.error());
-    }
+    board_ = MapShared(descriptor.get(), sizeof(Board));
+    stage_.board = static_cast<Board*>(board_.get());
+    void* const page = &stage_.board->signal;
+    Must(api_.Check(api_.cuMemHostRegister(page, kPageBytes, CU_MEMHOSTREGISTER_DEVICEMAP),
+                    "cuMemHostRegister of the signal's page"));
+    Must(api_.Check(api_.cuMemHostGetDevicePointer(&stage_.signal, page, 0),
+                    "cuMemHostGetDevicePointer"));
   } else if (verb == "link") {
     links_.push_back(std::make_unique<Channel>(std::move(descriptor)));
   } else if (verb == "cell") {
-    if (auto r = SetCell(in, descriptor); !r) return std::unexpected(r.error());
+    SetCell(in, std::move(descriptor));
   } else if (verb == "open") {
     std::string name;
     in >> name >> stage_.serial;
     const Way* way = FindWay(name);
-    if (way == nullptr) return Fail(Code::kNotFound, Concat("unknown way: ", name));
-    if (auto r = Open(*way); !r) return std::unexpected(r.error());
+    if (way == nullptr) throw Failure(Code::kNotFound, Concat("unknown way: ", name));
+    Open(*way);
   } else if (verb == "run") {
     Block block;
     in >> block.first >> block.count >> block.warm >> block.budget_ns;
@@ -148,19 +120,17 @@ Result<std::string> Endpoint::Do(const std::string& text, UniqueFd descriptor) {
   } else if (verb == "close") {
     Close();
   } else {
-    return Fail(Code::kInvalidArgument, Concat("unknown command: ", verb));
+    throw Failure(Code::kInvalidArgument, Concat("unknown command: ", verb));
   }
   return "ok";
 }
 
-Result<void> Endpoint::Obey(Channel& parent) {
-  if (auto r = parent.Say("ok"); !r) return r;
+void Endpoint::Obey(Channel& parent) {
+  parent.Say("ok");
   for (;;) {
     Result<Heard> heard = parent.Hear(Deadline::AfterMs(10 * kStepMs));
-    if (!heard) return {};  // The parent is done.
-    const Result<std::string> answer = Do(heard->text, std::move(heard->descriptor));
-    if (!answer) return std::unexpected(answer.error());
-    if (auto r = parent.Say(*answer); !r) return r;
+    if (!heard) return;  // The parent is done.
+    parent.Say(Do(heard->text, std::move(heard->descriptor)));
   }
 }
 
@@ -168,29 +138,20 @@ Result<void> Endpoint::Obey(Channel& parent) {
 
 class Producer : public Endpoint {
  public:
-  static Result<void> Main(Channel& parent, const std::string& broker_folder) {
-    Producer producer;
-    if (auto r = producer.SetUp(broker_folder); !r) return r;
-    return producer.Obey(parent);
-  }
+  explicit Producer(const std::string& broker_folder) : Endpoint(broker_folder) {}
 
  private:
-  Result<void> Open(const Way& way) override {
-    Result<std::unique_ptr<Giver>> giver = way.give(stage());
-    if (!giver) return std::unexpected(giver.error());
-    giver_ = std::move(*giver);
-    return {};
-  }
-  void Close() override { giver_.reset(); }
-  Result<std::string> Run(const Block& block) override;
-  Result<Board::Sample> HandOver(uint64_t sequence);
+  void Open(const Way& way) override { giver_ = way.give(stage()); }
+  void Close() override { giver_ = {}; }
+  std::string Run(const Block& block) override;
+  Board::Sample HandOver(uint64_t sequence);
   // Waits until the value has arrived in every consumer's word.
-  Result<void> AwaitAll(std::atomic<uint64_t> Board::Seat::* word, uint64_t sequence);
+  void AwaitAll(std::atomic<uint64_t> Board::Seat::* word, uint64_t sequence);
 
-  std::unique_ptr<Giver> giver_;
+  Giver giver_;
 };
 
-Result<void> Producer::AwaitAll(std::atomic<uint64_t> Board::Seat::* word, uint64_t sequence) {
+void Producer::AwaitAll(std::atomic<uint64_t> Board::Seat::* word, uint64_t sequence) {
   Board& board = *stage().board;
   const Deadline deadline = HandoverDeadline();
   for (size_t i = 0; i < peers(); ++i) {
@@ -200,43 +161,38 @@ Result<void> Producer::AwaitAll(std::atomic<uint64_t> Board::Seat::* word, uint6
           return Reached(seat.*word, sequence) || seat.failed.load(std::memory_order_relaxed) != 0;
         },
         deadline);
-    if (!came) return Fail(Code::kTimeout, Concat("consumer ", i, " did not get this far in time"));
-    if (!Reached(seat.*word, sequence)) return Fail(Code::kPeerDied, Concat("consumer ", i));
+    if (!came)
+      throw Failure(Code::kTimeout, Concat("consumer ", i, " did not get this far in time"));
+    if (!Reached(seat.*word, sequence)) throw Failure(Code::kPeerDied, Concat("consumer ", i));
   }
-  return {};
 }
 
-Result<Board::Sample> Producer::HandOver(uint64_t sequence) {
+Board::Sample Producer::HandOver(uint64_t sequence) {
   Board& board = *stage().board;
   Board::Sample sample{};
   const int64_t begin = MonotonicNs();
-  const Result<CUdeviceptr> tensor = giver_->Make(sequence);
+  const CUdeviceptr tensor = giver_.make(sequence);
   sample.before_ns = MonotonicNs() - begin;
-  if (!tensor) return std::unexpected(tensor.error());
   *word() = sequence;
   const CudaApi& api = *stage().api;
-  if (auto r = api.Check(
-          api.cuMemcpyHtoDAsync(LastWord(*tensor), word(), sizeof sequence, stage().stream),
-          "writing the tensor");
-      !r) {
-    return std::unexpected(r.error());
-  }
-  if (auto r = Sync(); !r) return std::unexpected(r.error());
+  Must(api.Check(api.cuMemcpyHtoDAsync(LastWord(tensor), word(), sizeof sequence, stage().stream),
+                 "writing the tensor"));
+  Sync();
   board.turn.store(sequence, std::memory_order_release);
-  if (auto r = AwaitAll(&Board::Seat::armed, sequence); !r) return std::unexpected(r.error());
+  AwaitAll(&Board::Seat::armed, sequence);
   const int64_t start = MonotonicNs();
-  if (auto r = giver_->Give(sequence); !r) return std::unexpected(r.error());
-  if (auto r = AwaitAll(&Board::Seat::done, sequence); !r) return std::unexpected(r.error());
+  giver_.give(sequence);
+  AwaitAll(&Board::Seat::done, sequence);
   for (size_t i = 0; i < peers(); ++i) {
     const Board::Seat& seat = board.seats[i];
     sample.ns = std::max(sample.ns, seat.read_ns.load(std::memory_order_relaxed) - start);
     sample.after_ns = std::max(sample.after_ns, seat.after_ns.load(std::memory_order_relaxed));
   }
-  if (auto r = giver_->Reclaim(sequence); !r) return std::unexpected(r.error());
+  giver_.reclaim(sequence);
   return sample;
 }
 
-Result<std::string> Producer::Run(const Block& block) {
+std::string Producer::Run(const Block& block) {
   Board& board = *stage().board;
   const size_t count = std::min<size_t>(block.count, kMaxSamples);
   size_t samples = 0;
@@ -244,15 +200,14 @@ Result<std::string> Producer::Run(const Block& block) {
   bool warming = block.warm > 0;
   const int64_t start = MonotonicNs();
   while (samples < count) {
-    const Result<Board::Sample> sample = HandOver(sequence++);
-    if (!sample) return std::unexpected(sample.error());
+    const Board::Sample sample = HandOver(sequence++);
     const int64_t spent_ns = MonotonicNs() - start;
     if (warming) {
       // Slow ways are warm sooner: a fifth of the time is enough.
       warming = sequence - block.first < block.warm && spent_ns < block.budget_ns / 5;
       continue;
     }
-    board.samples[samples++] = *sample;
+    board.samples[samples++] = sample;
     if (spent_ns > block.budget_ns) break;
   }
   board.closed.store(sequence, std::memory_order_release);
@@ -263,84 +218,74 @@ Result<std::string> Producer::Run(const Block& block) {
 
 class Consumer : public Endpoint {
  public:
-  static Result<void> Main(Channel& parent, const std::string& broker_folder, size_t number) {
-    Consumer consumer(number);
-    if (auto r = consumer.SetUp(broker_folder); !r) return r;
-    Result<void> done = consumer.Obey(parent);
-    if (!done && consumer.stage().board != nullptr) consumer.seat().failed.store(1);
-    return done;
-  }
+  Consumer(const std::string& broker_folder, size_t number)
+      : Endpoint(broker_folder), number_(number) {}
+  Board::Seat& seat() { return stage().board->seats[number_]; }
 
  private:
-  explicit Consumer(size_t number) : number_(number) {}
-  Board::Seat& seat() { return stage().board->seats[number_]; }
-  Result<void> Open(const Way& way) override {
-    Result<std::unique_ptr<Taker>> taker = way.take(stage());
-    if (!taker) return std::unexpected(taker.error());
-    taker_ = std::move(*taker);
-    return {};
-  }
-  void Close() override { taker_.reset(); }
-  Result<std::string> Run(const Block& block) override;
-  Result<void> TakeOne(uint64_t sequence);
-  Result<void> QueueRead(CUdeviceptr tensor) {
+  void Open(const Way& way) override { taker_ = way.take(stage()); }
+  void Close() override { taker_ = {}; }
+  std::string Run(const Block& block) override;
+  void TakeOne(uint64_t sequence);
+  void QueueRead(CUdeviceptr tensor) {
     const CudaApi& api = *stage().api;
-    return api.Check(
-        api.cuMemcpyDtoHAsync(word(), LastWord(tensor), sizeof(uint64_t), stage().stream),
-        "reading the tensor");
+    Must(
+        api.Check(api.cuMemcpyDtoHAsync(word(), LastWord(tensor), sizeof(uint64_t), stage().stream),
+                  "reading the tensor"));
   }
 
   const size_t number_;
-  std::unique_ptr<Taker> taker_;
+  Taker taker_;
 };
 
-Result<void> Consumer::TakeOne(uint64_t sequence) {
+void Consumer::TakeOne(uint64_t sequence) {
   const Deadline deadline = HandoverDeadline();
   *word() = 0;
-  const Result<std::optional<CUdeviceptr>> armed = taker_->Arm(sequence);
-  if (!armed) return std::unexpected(armed.error());
-  if (*armed) {
-    if (auto r = QueueRead(**armed); !r) return r;
-  }
+  if (taker_.arm) QueueRead(taker_.arm(sequence));
   seat().armed.store(sequence, std::memory_order_release);
-  if (!*armed) {
-    const Result<CUdeviceptr> tensor = taker_->Take(sequence, deadline);
-    if (!tensor) return std::unexpected(tensor.error());
-    if (auto r = QueueRead(*tensor); !r) return r;
-  }
-  if (auto r = Sync(); !r) return r;
+  if (taker_.take) QueueRead(taker_.take(sequence, deadline));
+  Sync();
   const int64_t read = MonotonicNs();
   if (*word() != sequence) {
-    return Fail(Code::kCorrupt,
-                Concat("hand-over ", sequence, " delivered a wrong value: ", *word()));
+    throw Failure(Code::kCorrupt,
+                  Concat("hand-over ", sequence, " delivered a wrong value: ", *word()));
   }
-  if (auto r = taker_->Release(sequence); !r) return r;
+  taker_.release(sequence);
   seat().read_ns.store(read, std::memory_order_relaxed);
   seat().after_ns.store(MonotonicNs() - read, std::memory_order_relaxed);
   seat().done.store(sequence, std::memory_order_release);
-  return {};
 }
 
-Result<std::string> Consumer::Run(const Block& block) {
+std::string Consumer::Run(const Block& block) {
   const Board& board = *stage().board;
   for (uint64_t sequence = block.first;; ++sequence) {
     const bool known =
         WaitUntil([&] { return Reached(board.turn, sequence) || Reached(board.closed, sequence); },
                   HandoverDeadline());
-    if (!known) return Fail(Code::kTimeout, "the producer did not continue in time");
+    if (!known) throw Failure(Code::kTimeout, "the producer did not continue in time");
     if (!Reached(board.turn, sequence)) return "ok";
-    if (auto r = TakeOne(sequence); !r) return std::unexpected(r.error());
+    TakeOne(sequence);
   }
 }
 
 }  // namespace
 
-Result<void> Produce(Channel& parent, const std::vector<std::string>& arguments) {
-  return Producer::Main(parent, arguments.at(0));
+void Produce(Channel& parent, const std::vector<std::string>& arguments) {
+  FindDriver();
+  NeedContext();
+  Producer(arguments.at(0)).Obey(parent);
 }
 
-Result<void> Consume(Channel& parent, const std::vector<std::string>& arguments) {
-  return Consumer::Main(parent, arguments.at(0), std::stoul(arguments.at(1)));
+void Consume(Channel& parent, const std::vector<std::string>& arguments) {
+  FindDriver();
+  NeedContext();
+  Consumer consumer(arguments.at(0), std::stoul(arguments.at(1)));
+  try {
+    consumer.Obey(parent);
+  } catch (const Failure&) {
+    if (consumer.stage().board != nullptr) consumer.seat().failed.store(1);
+    throw;
+  }
 }
 
 }  // namespace gpushm::bench::handover

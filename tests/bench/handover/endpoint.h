@@ -28,11 +28,11 @@ inline int64_t HandoverMs(uint64_t size_bytes) {
 }
 
 // Argument: the broker's folder.
-Result<void> Produce(Channel& parent, const std::vector<std::string>& arguments);
+void Produce(Channel& parent, const std::vector<std::string>& arguments);
 // Arguments: the broker's folder, the consumer's number.
-Result<void> Consume(Channel& parent, const std::vector<std::string>& arguments);
+void Consume(Channel& parent, const std::vector<std::string>& arguments);
 // Sends "busy" once kernels run, and continues until it is killed. kUnsupported on the simulated
 // driver, which runs no kernels.
-Result<void> KeepBusy(Channel& parent, const std::vector<std::string>& arguments);
+void KeepBusy(Channel& parent, const std::vector<std::string>& arguments);
 
 }  // namespace gpushm::bench::handover

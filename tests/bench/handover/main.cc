@@ -60,16 +60,15 @@ class Run {
         end_(Deadline::AfterMs(static_cast<int64_t>(settings_.limit_s * 1000))) {}
   // Whether every way that was tried handed over the right values.
   bool All();
-  Result<void> Write() const;
+  void Write() const;
 
  private:
   std::vector<Entry> EntriesOf(const Cell& cell) const;
   void Measure(const Cell& cell, std::vector<Entry>& entries);
   void RunBlock(const Cell& cell, Entry& entry, const BlockSize& block, bool staging);
-  Result<std::vector<Board::Sample>> RunOurs(const Cell& cell, const Way& way,
-                                             const BlockSize& block, bool staging);
-  Result<std::vector<Board::Sample>> RunTorch(const Cell& cell, const BlockSize& block,
-                                              Entry& entry);
+  std::vector<Board::Sample> RunOurs(const Cell& cell, const Way& way, const BlockSize& block,
+                                     bool staging);
+  std::vector<Board::Sample> RunTorch(const Cell& cell, const BlockSize& block, Entry& entry);
   void Add(const Cell& cell, const std::vector<Entry>& entries);
 
   Settings settings_;
@@ -98,53 +97,47 @@ std::vector<Entry> Run::EntriesOf(const Cell& cell) const {
   return entries;
 }
 
-Result<std::vector<Board::Sample>> Run::RunOurs(const Cell& cell, const Way& way,
-                                                const BlockSize& block, bool staging) {
+std::vector<Board::Sample> Run::RunOurs(const Cell& cell, const Way& way, const BlockSize& block,
+                                        bool staging) {
   if (!session_ || session_->options().peers != cell.peers ||
       session_->options().neighbour != cell.neighbour) {
     session_.reset();
     cell_set_ = false;
-    Result<std::unique_ptr<Session>> session = Session::Start(
-        {.peers = cell.peers, .neighbour = cell.neighbour, .pool_bytes = PoolBytes()});
-    if (!session) return std::unexpected(session.error());
-    session_ = std::move(*session);
+    session_ = std::make_unique<Session>(Session::Options{
+        .peers = cell.peers, .neighbour = cell.neighbour, .pool_bytes = PoolBytes()});
   }
   if (!cell_set_) {
-    if (auto r = session_->SetCell(cell.size_bytes, staging); !r) {
-      return std::unexpected(r.error());
-    }
+    session_->SetCell(cell.size_bytes, staging);
     cell_set_ = true;
   }
   return session_->RunBlock(way, block);
 }
 
-Result<std::vector<Board::Sample>> Run::RunTorch(const Cell& cell, const BlockSize& block,
-                                                 Entry& entry) {
+std::vector<Board::Sample> Run::RunTorch(const Cell& cell, const BlockSize& block, Entry& entry) {
   if (!torch_ || torch_->peers() != cell.peers) {
     torch_.reset();
-    Result<Torch> torch = Torch::Start(cell.peers);
-    if (!torch) {
-      entry.left_out = torch.error().what();
+    try {
+      torch_.emplace(Torch::Start(cell.peers));
+    } catch (const Failure& failure) {
+      entry.left_out = failure.status.what();
       return {};
     }
-    torch_.emplace(std::move(*torch));
   }
   return torch_->RunBlock(cell.size_bytes, block);
 }
 
 void Run::RunBlock(const Cell& cell, Entry& entry, const BlockSize& block, bool staging) {
-  const Result<std::vector<Board::Sample>> samples = entry.way != nullptr
-                                                         ? RunOurs(cell, *entry.way, block, staging)
-                                                         : RunTorch(cell, block, entry);
-  if (samples) {
-    entry.samples.insert(entry.samples.end(), samples->begin(), samples->end());
-    return;
-  }
-  entry.error = samples.error().what();
-  if (entry.way == nullptr) {
-    torch_.reset();
-  } else {
-    session_.reset();  // Its processes may be in any state.
+  try {
+    const auto samples = entry.way != nullptr ? RunOurs(cell, *entry.way, block, staging)
+                                              : RunTorch(cell, block, entry);
+    entry.samples.insert(entry.samples.end(), samples.begin(), samples.end());
+  } catch (const Failure& failure) {
+    entry.error = failure.status.what();
+    if (entry.way == nullptr) {
+      torch_.reset();
+    } else {
+      session_.reset();  // Its processes may be in any state.
+    }
   }
 }
 
@@ -233,28 +226,19 @@ bool Run::All() {
   return good_;
 }
 
-Result<void> Run::Write() const {
-  if (settings_.out.empty()) return {};
+void Run::Write() const {
+  if (settings_.out.empty()) return;
   Json context = {{"date", Now()}};
   for (const auto& [name, value] : MachineFacts()) context[name] = value;
   std::ofstream out(settings_.out);
   out << Json{{"context", context}, {"benchmarks", rows_}}.dump(1) << "\n";
-  if (!out.flush()) return Fail(Code::kSystem, Concat("cannot write ", settings_.out));
-  return {};
+  if (!out.flush()) throw Failure(Code::kSystem, Concat("cannot write ", settings_.out));
 }
 
 int RunAndWrite(int argc, char** argv) {
-  Result<Settings> settings = ParseSettings(argc, argv);
-  if (!settings) {
-    std::fprintf(stderr, "%s\n", settings.error().ToString().c_str());
-    return 2;
-  }
-  Run run(std::move(*settings));
+  Run run(ParseSettings(argc, argv));
   const bool good = run.All();
-  if (auto written = run.Write(); !written) {
-    std::fprintf(stderr, "%s\n", written.error().ToString().c_str());
-    return 1;
-  }
+  run.Write();
   return good ? 0 : 1;
 }
 

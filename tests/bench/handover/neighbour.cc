@@ -11,43 +11,30 @@ constexpr unsigned kThreads = 64;
 
 }  // namespace
 
-Result<void> KeepBusy(Channel& parent, const std::vector<std::string>&) {
-  if (auto r = FindDriver(); !r) return r;
-  if (auto r = NeedContext(); !r) return r;
+void KeepBusy(Channel& parent, const std::vector<std::string>&) {
+  FindDriver();
+  NeedContext();
   const Machine& machine = ThisMachine();
-  if (machine.simulated) return Fail(Code::kUnsupported, "the simulated driver runs no kernels");
+  if (machine.simulated) throw Failure(Code::kUnsupported, "the simulated driver runs no kernels");
   const CudaApi& api = *machine.api;
   CUmodule module = nullptr;
   CUfunction spin = nullptr;
   int processors = 0;
-  if (auto r = api.Check(api.cuModuleLoadData(&module, kSpinModule), "cuModuleLoadData"); !r)
-    return r;
-  if (auto r = api.Check(api.cuModuleGetFunction(&spin, module, "spin"), "cuModuleGetFunction");
-      !r) {
-    return r;
-  }
-  if (auto r =
-          api.Check(api.cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                                             machine.device.device),
-                    "cuDeviceGetAttribute");
-      !r) {
-    return r;
-  }
+  Must(api.Check(api.cuModuleLoadData(&module, kSpinModule), "cuModuleLoadData"));
+  Must(api.Check(api.cuModuleGetFunction(&spin, module, "spin"), "cuModuleGetFunction"));
+  Must(api.Check(api.cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                                          machine.device.device),
+                 "cuDeviceGetAttribute"));
   uint64_t duration_ns = kKernelNs;
   void* arguments[] = {&duration_ns};
   for (bool first = true;; first = false) {
     for (int i = 0; i < kKernelsAtOnce; ++i) {
-      if (auto r = api.Check(api.cuLaunchKernel(spin, static_cast<unsigned>(processors), 1, 1,
-                                                kThreads, 1, 1, 0, nullptr, arguments, nullptr),
-                             "cuLaunchKernel");
-          !r) {
-        return r;
-      }
+      Must(api.Check(api.cuLaunchKernel(spin, static_cast<unsigned>(processors), 1, 1, kThreads, 1,
+                                        1, 0, nullptr, arguments, nullptr),
+                     "cuLaunchKernel"));
     }
-    if (auto r = api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"); !r) return r;
-    if (first) {
-      if (auto r = parent.Say("busy"); !r) return r;
-    }
+    Must(api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"));
+    if (first) parent.Say("busy");
   }
 }
 

@@ -20,7 +20,7 @@ bool TakeFlag(std::string_view argument, std::string_view name, std::string* val
 
 }  // namespace
 
-Result<Settings> ParseSettings(int argc, char** argv) {
+Settings ParseSettings(int argc, char** argv) {
   Settings settings;
   std::string value;
   for (int i = 1; i < argc; ++i) {
@@ -36,9 +36,9 @@ Result<Settings> ParseSettings(int argc, char** argv) {
     } else if (argument == "--quick") {
       settings.quick = true;
     } else if (!argument.starts_with("--benchmark_out_format=")) {
-      return Fail(Code::kInvalidArgument, Concat("unknown argument ", argument),
-                  "--quick, --seconds=S, --limit=S, --benchmark_filter=REGEX, "
-                  "--benchmark_out=FILE are known");
+      throw Failure(Fail(Code::kInvalidArgument, Concat("unknown argument ", argument),
+                         "--quick, --seconds=S, --limit=S, --benchmark_filter=REGEX, "
+                         "--benchmark_out=FILE are known"));
     }
   }
   return settings;

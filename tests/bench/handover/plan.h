@@ -20,7 +20,7 @@ struct Settings {
   std::string out;  // The JSON's path; empty: no JSON.
 };
 // Google Benchmark's flags, as `./run bench` passes them, and --quick, --seconds=S, --limit=S.
-Result<Settings> ParseSettings(int argc, char** argv);
+Settings ParseSettings(int argc, char** argv);
 
 struct Cell {
   uint64_t size_bytes = 0;

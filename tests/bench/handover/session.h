@@ -29,27 +29,22 @@ class Session {
     bool neighbour = false;
     uint64_t pool_bytes = 0;
   };
-  static Result<std::unique_ptr<Session>> Start(const Options& options);
+  explicit Session(const Options& options);
   const Options& options() const { return options_; }
 
   // All consumers take part. `staging`: a way of the cell copies through host memory.
-  Result<void> SetCell(uint64_t size_bytes, bool staging);
-  Result<std::vector<Board::Sample>> RunBlock(const Way& way, const BlockSize& block);
+  void SetCell(uint64_t size_bytes, bool staging);
+  std::vector<Board::Sample> RunBlock(const Way& way, const BlockSize& block);
 
  private:
-  Session(const Options& options, BoardMapping board)
-      : options_(options), board_(std::move(board)) {}
-  Result<void> StartAll(int board_fd);
-  Result<void> Link();
   // Sends the text to the consumers, or to all with the producer first, and reads every answer.
   // Returns the producer's answer, or an error with the message of the process that failed.
   enum class To { kTakers, kGiver, kAll };
-  Result<std::string> Tell(To to, std::string_view text, const Deadline& deadline,
-                           int descriptor = -1);
+  std::string Tell(To to, std::string_view text, const Deadline& deadline, int descriptor = -1);
 
   Options options_;
-  BoardMapping board_;
-  std::optional<Broker> broker_;
+  Broker broker_;
+  std::shared_ptr<Board> board_;
   std::optional<Child> neighbour_;
   std::vector<Child> children_;  // The producer, then the consumers.
   uint64_t next_ = 1;            // Hand-over.

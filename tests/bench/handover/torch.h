@@ -17,10 +17,10 @@ inline constexpr size_t kTorchPeers = 16;
 
 class Torch {
  public:
-  // kNotFound: torch is not available; the error says why.
-  static Result<Torch> Start(size_t peers);
+  // Fails if torch is not available; the error says why.
+  static Torch Start(size_t peers);
   size_t peers() const { return peers_; }
-  Result<std::vector<Board::Sample>> RunBlock(uint64_t size_bytes, const BlockSize& block);
+  std::vector<Board::Sample> RunBlock(uint64_t size_bytes, const BlockSize& block);
 
  private:
   Torch(Process process, Channel channel, size_t peers)

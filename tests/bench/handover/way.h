@@ -16,8 +16,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,26 +33,27 @@ namespace gpushm::bench::handover {
 // the driver and the other is not: a copy from `pageable` is as slow as from any malloc'ed memory.
 class StagingRegion {
  public:
-  static Result<UniqueFd> Make(uint64_t size_bytes);
-  static Result<StagingRegion> Map(const CudaApi& api, int fd, uint64_t size_bytes);
-  std::byte* pageable() const { return pageable_; }
+  StagingRegion(const CudaApi& api, UniqueFd memory, uint64_t size_bytes)
+      : api_(api),
+        size_bytes_(size_bytes),
+        memory_(std::move(memory)),
+        pageable_(MapShared(memory_.get(), size_bytes)) {}
+  std::byte* pageable() const { return static_cast<std::byte*>(pageable_.get()); }
   // Registered at the first call.
-  Result<std::byte*> Pinned();
+  std::byte* Pinned();
 
-  StagingRegion(StagingRegion&& other) noexcept;
-  StagingRegion& operator=(StagingRegion&&) = delete;
   StagingRegion(const StagingRegion&) = delete;
   StagingRegion& operator=(const StagingRegion&) = delete;
-  ~StagingRegion();
+  ~StagingRegion() {
+    if (pinned_ != nullptr) api_.cuMemHostUnregister(pinned_.get());
+  }
 
  private:
-  StagingRegion(const CudaApi& api, uint64_t size_bytes, UniqueFd fd, std::byte* pageable)
-      : api_(&api), size_bytes_(size_bytes), fd_(std::move(fd)), pageable_(pageable) {}
-  const CudaApi* api_;
-  uint64_t size_bytes_;
-  UniqueFd fd_;
-  std::byte* pageable_;
-  std::byte* pinned_ = nullptr;
+  const CudaApi& api_;
+  const uint64_t size_bytes_;
+  const UniqueFd memory_;
+  const std::shared_ptr<void> pageable_;
+  std::shared_ptr<void> pinned_;
 };
 
 // What an endpoint has with any way.
@@ -71,30 +72,24 @@ struct Stage {
   std::vector<Channel*> links;  // The producer has one for each consumer; a consumer has one.
 };
 
-// The producer's end.
-class Giver {
- public:
-  virtual ~Giver() = default;
+// The producer's end. What its functions keep is released with them.
+struct Giver {
   // Returns where to write the tensor; the memory has the stage's size.
-  virtual Result<CUdeviceptr> Make(uint64_t sequence) = 0;
+  std::function<CUdeviceptr(uint64_t sequence)> make;
   // The bytes are written and the stream is empty: this tells the consumers.
-  virtual Result<void> Give(uint64_t sequence) = 0;
+  std::function<void(uint64_t sequence)> give;
   // Every consumer has released the tensor.
-  virtual Result<void> Reclaim(uint64_t) { return {}; }
+  std::function<void(uint64_t sequence)> reclaim = [](uint64_t) {};
 };
 
-// A consumer's end.
-class Taker {
- public:
-  virtual ~Taker() = default;
-  // Called before the tensor is there. If the consumer knows the address beforehand and can make
-  // its stream wait, it returns the address; Take is then not called.
-  virtual Result<std::optional<CUdeviceptr>> Arm(uint64_t) { return std::nullopt; }
+// A consumer's end. It has one of `arm` and `take`.
+struct Taker {
+  // Called before the tensor is there: if the consumer knows the address beforehand, and can make
+  // its stream wait.
+  std::function<CUdeviceptr(uint64_t sequence)> arm = {};
   // Waits for the tensor; later work of the stream sees its bytes.
-  virtual Result<CUdeviceptr> Take(uint64_t, const Deadline&) {
-    return Fail(Code::kInternal, "this way has no Take: its Arm returns the address");
-  }
-  virtual Result<void> Release(uint64_t) { return {}; }
+  std::function<CUdeviceptr(uint64_t sequence, const Deadline& deadline)> take = {};
+  std::function<void(uint64_t sequence)> release = [](uint64_t) {};
 };
 
 enum class Kind {
@@ -108,35 +103,35 @@ struct Way {
   std::string_view name;   // Used in rows.
   std::string_view title;  // Used in tables.
   Kind kind;
-  Result<std::unique_ptr<Giver>> (*give)(const Stage&);
-  Result<std::unique_ptr<Taker>> (*take)(const Stage&);
+  Giver (*give)(const Stage&);
+  Taker (*take)(const Stage&);
 };
 // All ways; a filter and the machine select some of them.
 std::span<const Way> Ways();
 const Way* FindWay(std::string_view name);
 
 // --- One pair for each way; the files are named after the ways. ---
-Result<std::unique_ptr<Giver>> GiveByIpcEvents(const Stage& stage);
-Result<std::unique_ptr<Taker>> TakeByIpcEvents(const Stage& stage);
-Result<std::unique_ptr<Giver>> GiveByIpcOpen(const Stage& stage);
-Result<std::unique_ptr<Taker>> TakeByIpcOpen(const Stage& stage);
-Result<std::unique_ptr<Giver>> GivePinned(const Stage& stage);
-Result<std::unique_ptr<Taker>> TakePinned(const Stage& stage);
-Result<std::unique_ptr<Giver>> GivePageable(const Stage& stage);
-Result<std::unique_ptr<Taker>> TakePageable(const Stage& stage);
-Result<std::unique_ptr<Giver>> GiveRawHeld(const Stage& stage);
-Result<std::unique_ptr<Taker>> TakeRawHeld(const Stage& stage);
-Result<std::unique_ptr<Giver>> GiveRawNew(const Stage& stage);
-Result<std::unique_ptr<Taker>> TakeRawNew(const Stage& stage);
-Result<std::unique_ptr<Giver>> GiveGpushmHeld(const Stage& stage);
-Result<std::unique_ptr<Taker>> TakeGpushmHeld(const Stage& stage);
-Result<std::unique_ptr<Giver>> GiveGpushmSignal(const Stage& stage);
-Result<std::unique_ptr<Taker>> TakeGpushmSignal(const Stage& stage);
-Result<std::unique_ptr<Giver>> GiveGpushmRing(const Stage& stage);
-Result<std::unique_ptr<Taker>> TakeGpushmRing(const Stage& stage);
-Result<std::unique_ptr<Giver>> GiveGpushmNew(const Stage& stage);
-Result<std::unique_ptr<Taker>> TakeGpushmNew(const Stage& stage);
-Result<std::unique_ptr<Giver>> GiveGpushmOffer(const Stage& stage);
+Giver GiveByIpcEvents(const Stage& stage);
+Taker TakeByIpcEvents(const Stage& stage);
+Giver GiveByIpcOpen(const Stage& stage);
+Taker TakeByIpcOpen(const Stage& stage);
+Giver GivePinned(const Stage& stage);
+Taker TakePinned(const Stage& stage);
+Giver GivePageable(const Stage& stage);
+Taker TakePageable(const Stage& stage);
+Giver GiveRawHeld(const Stage& stage);
+Taker TakeRawHeld(const Stage& stage);
+Giver GiveRawNew(const Stage& stage);
+Taker TakeRawNew(const Stage& stage);
+Giver GiveGpushmHeld(const Stage& stage);
+Taker TakeGpushmHeld(const Stage& stage);
+Giver GiveGpushmSignal(const Stage& stage);
+Taker TakeGpushmSignal(const Stage& stage);
+Giver GiveGpushmRing(const Stage& stage);
+Taker TakeGpushmRing(const Stage& stage);
+Giver GiveGpushmNew(const Stage& stage);
+Taker TakeGpushmNew(const Stage& stage);
+Giver GiveGpushmOffer(const Stage& stage);
 // Its consumer is TakeGpushmNew.
 
 // --- Used by several ways. ---
@@ -144,30 +139,23 @@ Result<std::unique_ptr<Giver>> GiveGpushmOffer(const Stage& stage);
 // How much the broker may allocate: half of the card.
 uint64_t PoolBytes();
 
-// cuMemAlloc memory, freed at the end.
-class PlainMemory {
- public:
-  static Result<PlainMemory> Allocate(const CudaApi& api, uint64_t size_bytes);
-  CUdeviceptr address() const { return address_; }
+// An address that is given back with `release` at the end.
+using OwnedMemory = std::shared_ptr<const CUdeviceptr>;
+OwnedMemory Own(CUdeviceptr address, std::function<void(CUdeviceptr)> release);
+// cuMemAlloc memory of the stage's size.
+OwnedMemory AllocateMemory(const Stage& stage);
 
-  PlainMemory(PlainMemory&& other) noexcept
-      : api_(other.api_), address_(std::exchange(other.address_, 0)) {}
-  PlainMemory& operator=(PlainMemory&&) = delete;
-  PlainMemory(const PlainMemory&) = delete;
-  PlainMemory& operator=(const PlainMemory&) = delete;
-  ~PlainMemory();
-
- private:
-  PlainMemory(const CudaApi& api, CUdeviceptr address) : api_(&api), address_(address) {}
-  const CudaApi* api_;
-  CUdeviceptr address_;
+struct Mapped {
+  DeviceMemory memory;
+  DeviceMapping mapping;
 };
+// New memory of the stage's size, in which this process can write.
+Mapped MakeMapped(const Stage& stage);
 
 // The stream sets, or waits for, the word of the signal's page.
-Result<void> WriteSignal(const Stage& stage, uint64_t sequence);
-Result<void> AwaitSignal(const Stage& stage, uint64_t sequence);
+void WriteSignal(const Stage& stage, uint64_t sequence);
+void AwaitSignal(const Stage& stage, uint64_t sequence);
 // The host waits for a word.
-Result<void> AwaitWord(const std::atomic<uint64_t>& word, uint64_t sequence,
-                       const Deadline& deadline);
+void AwaitWord(const std::atomic<uint64_t>& word, uint64_t sequence, const Deadline& deadline);
 
 }  // namespace gpushm::bench::handover

@@ -1,9 +1,6 @@
 // The list of ways, and the parts that several of them use.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <array>
-#include <cerrno>
+#include <utility>
 
 #include "tests/bench/handover/way.h"
 
@@ -53,89 +50,51 @@ const Way* FindWay(std::string_view name) {
   return nullptr;
 }
 
-// ---------------------------------------------------------------- StagingRegion
-
-namespace {
-
-std::byte* MapAll(int fd, uint64_t size_bytes) {
-  void* const at = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  return at == MAP_FAILED ? nullptr : static_cast<std::byte*>(at);
-}
-
-}  // namespace
-
-Result<UniqueFd> StagingRegion::Make(uint64_t size_bytes) {
-  UniqueFd fd(memfd_create("gpushm-bench-staging", MFD_CLOEXEC));
-  if (!fd || ftruncate(fd.get(), static_cast<off_t>(size_bytes)) != 0) {
-    return FailSystem(errno, "memfd_create");
+std::byte* StagingRegion::Pinned() {
+  if (pinned_ == nullptr) {
+    auto mapped = MapShared(memory_.get(), size_bytes_);
+    Must(api_.Check(api_.cuMemHostRegister(mapped.get(), size_bytes_, 0), "cuMemHostRegister"));
+    pinned_ = std::move(mapped);
   }
-  return fd;
+  return static_cast<std::byte*>(pinned_.get());
 }
-
-Result<StagingRegion> StagingRegion::Map(const CudaApi& api, int fd, uint64_t size_bytes) {
-  UniqueFd kept(dup(fd));
-  std::byte* const pageable = kept ? MapAll(kept.get(), size_bytes) : nullptr;
-  if (pageable == nullptr) return FailSystem(errno, "mapping the staging region");
-  return StagingRegion(api, size_bytes, std::move(kept), pageable);
-}
-
-Result<std::byte*> StagingRegion::Pinned() {
-  if (pinned_ != nullptr) return pinned_;
-  std::byte* const at = MapAll(fd_.get(), size_bytes_);
-  if (at == nullptr) return FailSystem(errno, "mapping the staging region");
-  if (auto r = api_->Check(api_->cuMemHostRegister(at, size_bytes_, 0), "cuMemHostRegister"); !r) {
-    munmap(at, size_bytes_);
-    return std::unexpected(r.error());
-  }
-  return pinned_ = at;
-}
-
-StagingRegion::StagingRegion(StagingRegion&& other) noexcept
-    : api_(other.api_),
-      size_bytes_(other.size_bytes_),
-      fd_(std::move(other.fd_)),
-      pageable_(std::exchange(other.pageable_, nullptr)),
-      pinned_(std::exchange(other.pinned_, nullptr)) {}
-
-StagingRegion::~StagingRegion() {
-  if (pinned_ != nullptr) {
-    api_->cuMemHostUnregister(pinned_);
-    munmap(pinned_, size_bytes_);
-  }
-  if (pageable_ != nullptr) munmap(pageable_, size_bytes_);
-}
-
-// ---------------------------------------------------------------- shared by ways
 
 uint64_t PoolBytes() { return ThisMachine().device.total_bytes / 2; }
 
-Result<PlainMemory> PlainMemory::Allocate(const CudaApi& api, uint64_t size_bytes) {
+OwnedMemory Own(CUdeviceptr address, std::function<void(CUdeviceptr)> release) {
+  return {new CUdeviceptr(address), [release = std::move(release)](const CUdeviceptr* owned) {
+            release(*owned);
+            delete owned;
+          }};
+}
+
+OwnedMemory AllocateMemory(const Stage& stage) {
   CUdeviceptr address = 0;
-  if (auto r = api.Check(api.cuMemAlloc(&address, size_bytes), "cuMemAlloc"); !r) {
-    return std::unexpected(r.error());
-  }
-  return PlainMemory(api, address);
+  Must(stage.api->Check(stage.api->cuMemAlloc(&address, stage.size_bytes), "cuMemAlloc"));
+  return Own(address, stage.api->cuMemFree);
 }
 
-PlainMemory::~PlainMemory() {
-  if (address_ != 0) api_->cuMemFree(address_);
+Mapped MakeMapped(const Stage& stage) {
+  DeviceMemory memory = Must(DeviceMemory::Create(*stage.api, stage.device, stage.size_bytes));
+  DeviceMapping mapping = Must(
+      DeviceMapping::Map(*stage.api, memory, stage.size_bytes, stage.device, Access::kReadWrite));
+  return {std::move(memory), std::move(mapping)};
 }
 
-Result<void> WriteSignal(const Stage& stage, uint64_t sequence) {
-  return stage.api->Check(stage.api->cuStreamWriteValue64(stage.stream, stage.signal, sequence, 0),
-                          "cuStreamWriteValue64");
+void WriteSignal(const Stage& stage, uint64_t sequence) {
+  Must(stage.api->Check(stage.api->cuStreamWriteValue64(stage.stream, stage.signal, sequence, 0),
+                        "cuStreamWriteValue64"));
 }
 
-Result<void> AwaitSignal(const Stage& stage, uint64_t sequence) {
-  return stage.api->Check(stage.api->cuStreamWaitValue64(stage.stream, stage.signal, sequence,
-                                                         CU_STREAM_WAIT_VALUE_GEQ),
-                          "cuStreamWaitValue64");
+void AwaitSignal(const Stage& stage, uint64_t sequence) {
+  Must(stage.api->Check(stage.api->cuStreamWaitValue64(stage.stream, stage.signal, sequence,
+                                                       CU_STREAM_WAIT_VALUE_GEQ),
+                        "cuStreamWaitValue64"));
 }
 
-Result<void> AwaitWord(const std::atomic<uint64_t>& word, uint64_t sequence,
-                       const Deadline& deadline) {
-  if (WaitUntil([&] { return Reached(word, sequence); }, deadline)) return {};
-  return Fail(Code::kTimeout, Concat("hand-over ", sequence, " did not arrive in time"));
+void AwaitWord(const std::atomic<uint64_t>& word, uint64_t sequence, const Deadline& deadline) {
+  if (WaitUntil([&] { return Reached(word, sequence); }, deadline)) return;
+  throw Failure(Code::kTimeout, Concat("hand-over ", sequence, " did not arrive in time"));
 }
 
 }  // namespace gpushm::bench::handover
