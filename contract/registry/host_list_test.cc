@@ -6,27 +6,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "contract/registry/testing.h"
+#include "platform/base/testing.h"
 
 namespace gpushm::registry {
 namespace {
 
 constexpr char kUid[] = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
 
-class HostListTest : public testing::Test {
+class HostListTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "gpushm-host-list-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    dir_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
   std::string Path(const std::string& file) const { return dir_ + "/" + file; }
   void WriteFile(const std::string& file, const std::string& bytes) const {
     std::ofstream(Path(file), std::ios::binary) << bytes;
@@ -40,7 +33,8 @@ class HostListTest : public testing::Test {
     return list;
   }
 
-  std::string dir_;
+  const gpushm::testing::TempFolder made_;
+  const std::string dir_ = made_.path();
 };
 
 TEST_F(HostListTest, ReadsWhatWasWrittenAndReplaced) {
@@ -140,18 +134,18 @@ TEST_F(HostListTest, UidsAreValidated) {
 }
 
 TEST_F(HostListTest, PodsAreListedAndSwept) {
-  EXPECT_THAT(*ListHostPods(dir_), testing::IsEmpty());
+  EXPECT_THAT(*ListHostPods(dir_), ::testing::IsEmpty());
   ASSERT_TRUE(WriteHostList(dir_, "pod-b", SomeList(1)));
   ASSERT_TRUE(WriteHostList(dir_, "pod-a", SomeList(1)));
   WriteFile(HostSocketFile("pod-a"), "");
   WriteFile(HostListFile("pod-a") + ".tmp", "half");
   WriteFile("somebody-elses", "");
   WriteFile("gpushm.UPPER", "");
-  EXPECT_THAT(*ListHostPods(dir_), testing::ElementsAre("pod-a", "pod-b"));
+  EXPECT_THAT(*ListHostPods(dir_), ::testing::ElementsAre("pod-a", "pod-b"));
 
   ASSERT_TRUE(RemoveHostFiles(dir_, "pod-a"));
   ASSERT_TRUE(RemoveHostFiles(dir_, "pod-a")) << "removing nothing must succeed";
-  EXPECT_THAT(*ListHostPods(dir_), testing::ElementsAre("pod-b"));
+  EXPECT_THAT(*ListHostPods(dir_), ::testing::ElementsAre("pod-b"));
   EXPECT_FALSE(std::filesystem::exists(Path(HostSocketFile("pod-a"))));
   EXPECT_FALSE(std::filesystem::exists(Path(HostListFile("pod-a") + ".tmp")));
   EXPECT_TRUE(std::filesystem::exists(Path("somebody-elses")));

@@ -45,7 +45,7 @@ uint64_t GenerationOf(const RegistryReader& reader, const char* name) {
   return found->record.generation;
 }
 
-class RegistryCrashTest : public testing::TestWithParam<Change> {
+class RegistryCrashTest : public ::testing::TestWithParam<Change> {
  protected:
   void SetUp() override {
     constants_ = *NewHeaderConstants(4, 0);
@@ -89,7 +89,7 @@ TEST_P(RegistryCrashTest, EveryRecordStaysReadable) {
   int deaths = 0;
   bool seen_after = false;
   for (bool killed = true; killed;) {
-    SCOPED_TRACE(testing::Message() << "killed before store " << deaths);
+    SCOPED_TRACE(::testing::Message() << "killed before store " << deaths);
     CrashingWriter writer = Fresh();
     const auto before = Open();
     const uint64_t version_before = before->table_version();
@@ -154,7 +154,7 @@ TEST_P(RegistryCrashTest, WaitersDoNotNeedTheWake) {
 // wake.
 INSTANTIATE_TEST_SUITE_P(
     Changes, RegistryCrashTest,
-    testing::Values(
+    ::testing::Values(
         Change{.name = "Insert",
                .make = [](auto& w) { w.Publish(1, EncodeRecord(SomeRecord("b", 2))->data()); },
                .a_after = 1,

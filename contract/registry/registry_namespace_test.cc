@@ -17,6 +17,7 @@
 #include "contract/registry/reader.h"
 #include "contract/registry/testing.h"
 #include "contract/registry/writer.h"
+#include "platform/base/testing/descriptors.h"
 
 namespace gpushm::registry {
 namespace {
@@ -47,39 +48,6 @@ pid_t StartContainer(const std::function<int()>& body) {
   _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 102);
 }
 
-bool SendFd(int socket, int fd) {
-  char byte = 'f';
-  iovec data{.iov_base = &byte, .iov_len = 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  return sendmsg(socket, &message, 0) == 1;
-}
-
-UniqueFd ReceiveFd(int socket) {
-  char byte = 0;
-  iovec data{.iov_base = &byte, .iov_len = 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1) return UniqueFd();
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  int fd = -1;
-  if (header != nullptr) std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
-  return UniqueFd(fd);
-}
-
 bool SendByte(int socket) { return send(socket, "x", 1, 0) == 1; }
 bool ReceiveByte(int socket) {
   char byte = 0;
@@ -103,7 +71,7 @@ int RunWriter(int socket) {
   Result<RegistryWriter> writer = RegistryWriter::Create(16);
   if (!writer) return 1;
   const Result<uint32_t> slot = writer->Insert(SomeRecord("weights", 1));
-  if (!slot || !SendFd(socket, writer->fd())) return 2;
+  if (!slot || !gpushm::testing::SendWithDescriptor(socket, writer->fd())) return 2;
   if (!WakeOneSleeper(writer->fd())) return 3;
   if (!writer->Update(*slot, SomeRecord("weights", 2))) return 4;
   for (uint64_t generation = 3; generation < 20'000; ++generation) {
@@ -113,7 +81,7 @@ int RunWriter(int socket) {
 }
 
 int RunReader(int socket) {
-  const auto reader = RegistryReader::Open(ReceiveFd(socket));
+  const auto reader = RegistryReader::Open(gpushm::testing::ReceiveDescriptor(socket));
   if (!reader) return 1;
   const uint64_t seen = (*reader)->table_version();
   const Result<Found> first = (*reader)->Find("weights");

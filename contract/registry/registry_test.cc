@@ -18,36 +18,35 @@
 #include "contract/registry/testing.h"
 #include "contract/registry/writer.h"
 #include "platform/base/name.h"
+#include "platform/base/testing/must.h"
 
 namespace gpushm::registry {
 namespace {
 
+using ::gpushm::testing::Must;
 TEST(Registry, InsertUpdateWithdraw) {
-  Result<RegistryWriter> writer = RegistryWriter::Create(8, 77);
-  ASSERT_TRUE(writer) << writer.error().ToString();
-  const auto reader = OpenReader(*writer);
+  RegistryWriter writer = Must(RegistryWriter::Create(8, 77));
+  const auto reader = OpenReader(writer);
   EXPECT_EQ(reader->constants().generation_floor, 77u);
   EXPECT_EQ(reader->Find("weights").error().code(), Code::kNotFound);
 
   BufferRecord record = SomeRecord("weights", 100);
-  const Result<uint32_t> slot = writer->Insert(record);
-  ASSERT_TRUE(slot);
-  EXPECT_EQ(writer->Insert(record).error().code(), Code::kAlreadyExists);
-  const Result<Found> first = reader->Find("weights");
-  ASSERT_TRUE(first) << first.error().ToString();
-  EXPECT_EQ(first->record, record);
-  EXPECT_TRUE(reader->IsCurrent(first->ref));
+  const uint32_t slot = Must(writer.Insert(record));
+  EXPECT_EQ(writer.Insert(record).error().code(), Code::kAlreadyExists);
+  const Found first = Must(reader->Find("weights"));
+  EXPECT_EQ(first.record, record);
+  EXPECT_TRUE(reader->IsCurrent(first.ref));
 
   record.generation = 101;
-  ASSERT_TRUE(writer->Update(*slot, record));
-  EXPECT_FALSE(reader->IsCurrent(first->ref));
+  ASSERT_TRUE(writer.Update(slot, record));
+  EXPECT_FALSE(reader->IsCurrent(first.ref));
   EXPECT_EQ(reader->Find("weights")->record, record);
 
-  ASSERT_TRUE(writer->Withdraw(*slot));
+  ASSERT_TRUE(writer.Withdraw(slot));
   EXPECT_EQ(reader->Find("weights").error().code(), Code::kNotFound);
-  EXPECT_EQ(writer->Withdraw(*slot).error().code(), Code::kNotFound);
-  EXPECT_EQ(writer->Update(*slot, record).error().code(), Code::kNotFound);
-  EXPECT_THAT(*reader->List(), testing::IsEmpty());
+  EXPECT_EQ(writer.Withdraw(slot).error().code(), Code::kNotFound);
+  EXPECT_EQ(writer.Update(slot, record).error().code(), Code::kNotFound);
+  EXPECT_THAT(*reader->List(), ::testing::IsEmpty());
 }
 
 TEST(Registry, FullIsExhaustedAndAFreedSlotIsUsedAgain) {
@@ -58,7 +57,7 @@ TEST(Registry, FullIsExhaustedAndAFreedSlotIsUsedAgain) {
   const Result<uint32_t> refused = writer->Insert(SomeRecord("c", 3));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), Code::kExhausted);
-  EXPECT_THAT(refused.error().what(), testing::HasSubstr("kBuffers"));
+  EXPECT_THAT(refused.error().what(), ::testing::HasSubstr("kBuffers"));
 
   const Ref old = reader->Find("b")->ref;
   ASSERT_TRUE(writer->Withdraw(*slot));
@@ -149,12 +148,12 @@ TEST(Registry, ARefusalShowsTheNumbersOfTheRecord) {
   BufferRecord record = SomeRecord("weights", 1);
   record.transport = static_cast<Transport>(9);
   EXPECT_THAT(EncodeRecord(record).error().ToString(),
-              testing::HasSubstr(
+              ::testing::HasSubstr(
                   "its transport is neither 1 (vmm) nor 2 (cuipc) (generation 1, size 1001,"));
   const auto words = FrameOf(record, kRecordWords);
-  EXPECT_THAT(DecodeRecord(words).error().ToString(), testing::HasSubstr("transport 9"));
+  EXPECT_THAT(DecodeRecord(words).error().ToString(), ::testing::HasSubstr("transport 9"));
   EXPECT_THAT(DecodeRecord(std::span(words).first(3)).error().ToString(),
-              testing::HasSubstr("3 words"));
+              ::testing::HasSubstr("3 words"));
 }
 
 // Goal: readers agree with a std::map after every change: readers that read often (and follow the
@@ -283,9 +282,8 @@ TEST(RegistryThreads, ReadersSeeWholeRecordsOfAWriterThatNeverStops) {
   for (uint64_t generation = 2; generation < 20'000; ++generation) {
     ASSERT_TRUE(writer->Update(*left, SomeRecord("left", generation)));
     ASSERT_TRUE(writer->Update(*right, SomeRecord("right", generation)));
-    const Result<uint32_t> moving = writer->Insert(SomeRecord("moving", generation));
-    ASSERT_TRUE(moving);
-    ASSERT_TRUE(writer->Withdraw(*moving));
+    const uint32_t moving = Must(writer->Insert(SomeRecord("moving", generation)));
+    ASSERT_TRUE(writer->Withdraw(moving));
   }
   done = true;
   for (std::thread& thread : threads) thread.join();

@@ -126,7 +126,7 @@ struct Skew {
   uint32_t change_log_entries;
 };
 
-class VersionSkewTest : public testing::TestWithParam<Skew> {};
+class VersionSkewTest : public ::testing::TestWithParam<Skew> {};
 
 // Goal: this reader understands segments of the previous version and of the next one.
 // Method: write with their geometry. The previous version's records end with loaded_bytes. The next
@@ -163,10 +163,10 @@ TEST_P(VersionSkewTest, AReaderTakesWhatItKnows) {
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, VersionSkewTest,
-    testing::Values(Skew{1, kHeaderSize, kMinRecordWords, SlotStride(kMinRecordWords), 0},
-                    Skew{1, kHeaderSize, kRecordWords, SlotStride(kRecordWords), 4},
-                    Skew{2, 8192, 40, 1024, kChangeLogEntries},
-                    Skew{2, 8192, kMaxRecordWords, SlotStride(kMaxRecordWords), 1024}));
+    ::testing::Values(Skew{1, kHeaderSize, kMinRecordWords, SlotStride(kMinRecordWords), 0},
+                      Skew{1, kHeaderSize, kRecordWords, SlotStride(kRecordWords), 4},
+                      Skew{2, 8192, 40, 1024, kChangeLogEntries},
+                      Skew{2, 8192, kMaxRecordWords, SlotStride(kMaxRecordWords), 1024}));
 
 // Goal: a hostile writer changes a record without its version, after a look-up found it valid. The
 // next look-up returns none of the change.

@@ -133,7 +133,7 @@ int CheckAllInterleavings(const std::vector<uint64_t>& commits) {
       return step;
     });
     ++schedules;
-  } while (!testing::Test::HasFatalFailure() && choices.NextSequence());
+  } while (!::testing::Test::HasFatalFailure() && choices.NextSequence());
   return schedules;
 }
 

@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "platform/base/testing.h"
+#include "platform/base/testing/descriptors.h"
+#include "platform/base/testing/must.h"
 #include "platform/daemon/fuse.h"
 #include "platform/daemon/testing/hung_fuse.h"
 #include "platform/daemon/testing/lingering_socket.h"
@@ -26,6 +28,7 @@
 namespace gpushm {
 namespace {
 
+using ::gpushm::testing::Must;
 using testing::HangAt;
 using testing::HungFuse;
 using testing::LingeringSocket;
@@ -33,37 +36,16 @@ using testing::TempFolder;
 
 constexpr int64_t kPatienceMs = 20'000;
 
-// A message of one byte with `descriptor`; false if the kernel refused it.
-bool SendDescriptor(int socket, int descriptor) {
-  std::byte byte{};
-  iovec part{.iov_base = &byte, .iov_len = 1};
-  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof descriptor)> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof descriptor);
-  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-  return sendmsg(socket, &message, MSG_NOSIGNAL) == 1;
-}
-
 class ClosingTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const auto missing = HungFuse::MissingHere()) GTEST_SKIP() << *missing;
-    auto mounted = HungFuse::Mount(folder_.path(), HangAt::kAllOnceOpen);
-    ASSERT_TRUE(mounted) << mounted.error().ToString();
-    fuse_.emplace(std::move(*mounted));
-    const auto file = fuse_->Open(O_RDWR);
-    ASSERT_TRUE(file) << file.error().ToString();
-    file_ = *file;
-    auto device = fuse_->Device();
-    ASSERT_TRUE(device) << device.error().ToString();
-    device_ = std::move(*device);
+    auto mounted = Must(HungFuse::Mount(folder_.path(), HangAt::kAllOnceOpen));
+    fuse_.emplace(std::move(mounted));
+    const auto file = Must(fuse_->Open(O_RDWR));
+    file_ = file;
+    auto device = Must(fuse_->Device());
+    device_ = std::move(device);
   }
   // Descriptors from a container that then exits: only Closing has the device.
   void ExpectAllClosed(Closing* closing) {
@@ -92,7 +74,7 @@ TEST_F(ClosingTest, NorASocketInWhichTheDeviceLiesUnread) {
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()), 0);
   UniqueFd sender(ends[0]);
   UniqueFd receiver(ends[1]);
-  ASSERT_TRUE(SendDescriptor(sender.get(), device_.get()));
+  ASSERT_TRUE(testing::SendWithDescriptor(sender.get(), device_.get()));
   device_.Reset();
   sender.Reset();
   Closing closing;

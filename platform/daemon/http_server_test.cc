@@ -21,11 +21,13 @@
 #include <vector>
 
 #include "platform/base/clock.h"
+#include "platform/base/testing/must.h"
 #include "platform/base/unique_fd.h"
 
 namespace gpushm::http {
 namespace {
 
+using ::gpushm::testing::Must;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -211,11 +213,10 @@ TEST_F(HttpServerTest, ABodyIsFreedWithItsLastAnswer) {
   const std::weak_ptr<const std::string> kept = page;
   Server::Paths paths;
   paths["/"] = [&page](const Request&) { return Answer{.body = page, .headers = {}}; };
-  auto server = Server::Start({.host = "127.0.0.1"}, std::move(paths));
-  ASSERT_TRUE(server);
+  auto server = Must(Server::Start({.host = "127.0.0.1"}, std::move(paths)));
   std::vector<UniqueFd> callers;
   for (int i = 0; i < 3; ++i) {
-    callers.push_back(ConnectTo((*server)->port()));
+    callers.push_back(ConnectTo(server->port()));
     EXPECT_TRUE(Tell(callers.back(), "GET / HTTP/1.1\r\nHost: a\r\n\r\n"));
     std::array<char, 1> first{};
     EXPECT_EQ(read(callers.back().get(), first.data(), 1), 1);
@@ -223,7 +224,7 @@ TEST_F(HttpServerTest, ABodyIsFreedWithItsLastAnswer) {
   page.reset();
   EXPECT_FALSE(kept.expired());
   for (const UniqueFd& caller : callers) EXPECT_TRUE(ReadAll(caller).ends_with("xxx"));
-  server->reset();
+  server.reset();
   EXPECT_TRUE(kept.expired());
 }
 

@@ -129,8 +129,7 @@ CONFORMANCE_CASE(MemoryForOtherHardwareIsSharedAsAny, 20) {
     channel.Await();
     Expect(ReadWord(mapped.address()) == 8, "a peer's write is not seen");
   });
-  char byte = 0;
-  const UniqueFd fd = maker.channel.Receive(&byte, 1);
+  const UniqueFd fd = maker.channel.ReceiveDescriptor();
   Child user = Start([&](Channel&) {
     UseContext();
     const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
@@ -138,8 +137,7 @@ CONFORMANCE_CASE(MemoryForOtherHardwareIsSharedAsAny, 20) {
     WriteWord(mapped.address(), 8);
   });
   user.Join();
-  maker.channel.Signal();
-  maker.Join();
+  maker.Finish();
 }
 
 CONFORMANCE_CASE(ForeignDescriptorIsRefused, 20) {
@@ -160,13 +158,8 @@ CONFORMANCE_CASE(ForeignDescriptorIsRefused, 20) {
 }
 
 CONFORMANCE_CASE(AnotherUserCanImport, 20) {
-  Child holder = Start([](Channel& channel) {
-    const UniqueFd fd = CreateDescriptor(kChunkBytes);
-    channel.Send("d", 1, fd.get());
-    channel.Await();
-  });
-  char byte = 0;
-  const UniqueFd fd = holder.channel.Receive(&byte, 1);
+  Holder holder = HoldMemory();
+  const UniqueFd& fd = holder.descriptor;
   Start(
       [&fd](Channel&) {
         UseContext();
@@ -176,8 +169,7 @@ CONFORMANCE_CASE(AnotherUserCanImport, 20) {
       },
       {.uid = 65532})
       .Join();
-  holder.channel.Signal();
-  holder.Join();
+  holder.Finish();
 }
 
 // The form with a kernel is in kernel_test.cc; this one uses the driver's own fill and copy.
@@ -189,8 +181,7 @@ CONFORMANCE_CASE(ReadOnlyMappingRefusesMemset, 20) {
     channel.Send("d", 1, fd.get());
     channel.Await();
   });
-  char byte = 0;
-  const UniqueFd fd = holder.channel.Receive(&byte, 1);
+  const UniqueFd fd = holder.channel.ReceiveDescriptor();
   for (const bool copy : {false, true}) {
     Start([&fd, copy](Channel&) {
       const CudaApi& api = UseContext();
@@ -217,8 +208,7 @@ CONFORMANCE_CASE(ReadOnlyMappingRefusesMemset, 20) {
                  "a reader raises its own mapping to read-write");
     WriteWord(mapped.address(), 78);
   }).Join();
-  holder.channel.Signal();
-  holder.Join();
+  holder.Finish();
 }
 
 CONFORMANCE_CASE(MappingWithoutAccessRefuses, 20) {

@@ -21,6 +21,8 @@
 #include <fstream>
 #include <thread>
 
+#include "platform/base/testing/descriptors.h"
+
 namespace gpushm::conformance {
 namespace {
 
@@ -191,38 +193,17 @@ void Must(CUresult result, const std::string& what) {
 }
 
 void Channel::Send(const void* data, size_t size_bytes, int fd) {
-  iovec part{const_cast<void*>(data), size_bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  if (fd >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* const header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  if (!testing::SendWithDescriptor(socket_.get(), fd, data, size_bytes)) {
+    FailCase("the peer process has ended");
   }
-  if (sendmsg(socket_.get(), &message, MSG_NOSIGNAL) < 0) FailCase("the peer process has ended");
 }
 
 UniqueFd Channel::Receive(void* data, size_t size_bytes) {
-  iovec part{data, size_bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  const ssize_t got = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
-  if (got != static_cast<ssize_t>(size_bytes)) FailCase("no message from the peer process");
-  int fd = -1;
-  if (const cmsghdr* header = CMSG_FIRSTHDR(&message)) {
-    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+  UniqueFd fd;
+  if (!testing::ReceiveWithDescriptor(socket_.get(), &fd, data, size_bytes)) {
+    FailCase("no message from the peer process");
   }
-  return UniqueFd(fd);
+  return fd;
 }
 
 Child Start(const std::function<void(Channel&)>& body, const ChildOptions& options) {
@@ -296,6 +277,16 @@ Mapped MapDescriptor(int fd, uint64_t size_bytes, Access access, CUdevice device
   DeviceMemory memory = Take(DeviceMemory::Import(api, fd));
   DeviceMapping mapping = Take(DeviceMapping::Map(api, memory, size_bytes, device, access));
   return {std::move(memory), std::move(mapping)};
+}
+
+Holder HoldMemory() {
+  Child child = Start([](Channel& channel) {
+    const UniqueFd fd = CreateDescriptor(kChunkBytes);
+    channel.Send("d", 1, fd.get());
+    channel.Await();
+  });
+  UniqueFd descriptor = child.channel.ReceiveDescriptor();
+  return {std::move(child), std::move(descriptor)};
 }
 
 UniqueFd CreateDescriptor(uint64_t size_bytes, CUdevice device) {

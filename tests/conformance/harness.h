@@ -49,6 +49,10 @@ class Channel {
   explicit Channel(UniqueFd socket) : socket_(std::move(socket)) {}
   void Send(const void* data, size_t size_bytes, int fd = -1);
   UniqueFd Receive(void* data, size_t size_bytes);
+  UniqueFd ReceiveDescriptor() {
+    char byte = 0;
+    return Receive(&byte, 1);
+  }
   void Signal() { Send("x", 1); }
   void Await() {
     char byte = 0;
@@ -75,6 +79,10 @@ class Child {
       : channel(std::move(socket)), waited_(waited), killed_(killed) {}
   void Kill();  // SIGKILL, and waits until it has ended.
   void Join();  // Fails the case unless it ends successfully.
+  void Finish() {
+    channel.Signal();
+    Join();
+  }
   Channel channel;
 
  private:
@@ -83,6 +91,12 @@ class Child {
 };
 
 Child Start(const std::function<void(Channel&)>& body, const ChildOptions& options = {});
+
+// A process that has memory, does nothing with it and awaits its end; and the memory's descriptor.
+struct Holder : Child {
+  UniqueFd descriptor;
+};
+Holder HoldMemory();
 
 // --- CUDA in a child. ---
 const CudaApi& Cuda();        // Loaded and initialised.

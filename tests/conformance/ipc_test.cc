@@ -197,8 +197,7 @@ CONFORMANCE_CASE(IpcMemorySurvivesExportersDeath, 30) {
   });
   importer.channel.Await();
   exporter.Kill();
-  importer.channel.Signal();
-  importer.Join();
+  importer.Finish();
 }
 
 CONFORMANCE_CASE(IpcMemoryOfDeadExporterIsInvalidHandle, 30) {

@@ -60,8 +60,7 @@ CONFORMANCE_CASE(KernelWriteToReadOnlyMappingFaultsOnlyTheWriter, 40) {
     channel.Await();
     Expect(ReadWord(mapped.address()) == 77, "the data changed, or the fault spread");
   });
-  char byte = 0;
-  const UniqueFd fd = bystander.channel.Receive(&byte, 1);
+  const UniqueFd fd = bystander.channel.ReceiveDescriptor();
   Start([&fd](Channel&) {
     UseContext();
     const Mapped read_only = MapDescriptor(fd.get(), kChunkBytes, Access::kRead);
@@ -75,19 +74,13 @@ CONFORMANCE_CASE(KernelWriteToReadOnlyMappingFaultsOnlyTheWriter, 40) {
     Note("cuMemcpyDtoH afterwards: " +
          NameOf(Cuda().cuMemcpyDtoH(&word, scratch.address(), sizeof word)));
   }).Join();
-  bystander.channel.Signal();
-  bystander.Join();
+  bystander.Finish();
 }
 
 CONFORMANCE_CASE(KernelStoreWakesWait, 30) {
   NeedKernels();
-  Child holder = Start([](Channel& channel) {
-    const UniqueFd fd = CreateDescriptor(kChunkBytes);
-    channel.Send("d", 1, fd.get());
-    channel.Await();
-  });
-  char byte = 0;
-  const UniqueFd fd = holder.channel.Receive(&byte, 1);
+  Holder holder = HoldMemory();
+  const UniqueFd& fd = holder.descriptor;
   Child waiter = Start([&fd](Channel& channel) {
     UseContext();
     const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
@@ -103,19 +96,13 @@ CONFORMANCE_CASE(KernelStoreWakesWait, 30) {
     Must(Launch("store_word", MapDescriptor(fd.get(), kChunkBytes).address(), 1), "store_word");
   }).Join();
   waiter.Join();
-  holder.channel.Signal();
-  holder.Join();
+  holder.Finish();
 }
 
 CONFORMANCE_CASE(KernelsGoOnAfterCreatorsDeath, 30) {
   NeedKernels();
-  Child holder = Start([](Channel& channel) {
-    const UniqueFd fd = CreateDescriptor(kChunkBytes);
-    channel.Send("d", 1, fd.get());
-    channel.Await();
-  });
-  char byte = 0;
-  const UniqueFd fd = holder.channel.Receive(&byte, 1);
+  Holder holder = HoldMemory();
+  const UniqueFd& fd = holder.descriptor;
   Child user = Start([&fd](Channel& channel) {
     UseContext();
     const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes);
@@ -126,8 +113,7 @@ CONFORMANCE_CASE(KernelsGoOnAfterCreatorsDeath, 30) {
   });
   user.channel.Await();
   holder.Kill();
-  user.channel.Signal();
-  user.Join();
+  user.Finish();
 }
 
 }  // namespace

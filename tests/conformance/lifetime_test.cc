@@ -24,8 +24,7 @@ Child StartHolder(uint64_t size_bytes, const ChildOptions& options = {}) {
 }
 
 UniqueFd ReceiveDescriptor(Child& child) {
-  char byte = 0;
-  UniqueFd fd = child.channel.Receive(&byte, 1);
+  UniqueFd fd = child.channel.ReceiveDescriptor();
   Expect(fd.valid(), "no descriptor came");
   return fd;
 }
@@ -96,8 +95,7 @@ CONFORMANCE_CASE(MappingSurvivesCreatorsDeath, 20) {
   user.channel.Await();
   holder.Kill();
   fd.Reset();
-  user.channel.Signal();
-  user.Join();
+  user.Finish();
 }
 
 CONFORMANCE_CASE(MemoryIsFreeAtOnceAfterRelease, 20) {

@@ -129,8 +129,7 @@ CONFORMANCE_CASE(HolderWithoutContextIsNotAmongTheProcesses, 20) {
   holder.channel.Signal();
   holder.channel.Await();
   Note("processes with a context: " + std::to_string(processes() - before));
-  holder.channel.Signal();
-  holder.Join();
+  holder.Finish();
 }
 
 // The memory of process `pid` according to NVML; nothing if NVML does not list it.
@@ -156,8 +155,7 @@ CONFORMANCE_CASE(NvmlCountsImportedMemory, 30) {
     channel.Send("x", 1, fd.get());
     channel.Await();
   });
-  char byte = 0;
-  const UniqueFd fd = holder.channel.Receive(&byte, 1);
+  const UniqueFd fd = holder.channel.ReceiveDescriptor();
   Child importer = Start([](Channel& channel) {
     const CudaApi& api = UseContext();
     char sent = 0;
@@ -190,10 +188,8 @@ CONFORMANCE_CASE(NvmlCountsImportedMemory, 30) {
        ", after 128 of its own: " + std::to_string((*with_own - *mapped) / kMiB));
   Expect(Near(*mapped - *context, 0, 4 * kMiB), "imported memory counts for the importer");
   Expect(Near(*with_own - *mapped, 128 * kMiB, 4 * kMiB), "its own memory does not count");
-  importer.channel.Signal();
-  importer.Join();
-  holder.channel.Signal();
-  holder.Join();
+  importer.Finish();
+  holder.Finish();
 }
 
 CONFORMANCE_CASE(PeerGpuMapsTheMemory, 30) {
@@ -216,8 +212,7 @@ CONFORMANCE_CASE(MemoryOfAnInvisibleGpuCanBeImported, 30) {
     channel.Send("d", 1, fd.get());
     channel.Await();
   });
-  char byte = 0;
-  const UniqueFd fd = holder.channel.Receive(&byte, 1);
+  const UniqueFd fd = holder.channel.ReceiveDescriptor();
   Start(
       [&fd](Channel&) {
         UseContext();
@@ -227,8 +222,7 @@ CONFORMANCE_CASE(MemoryOfAnInvisibleGpuCanBeImported, 30) {
       },
       {.environment = {"CUDA_VISIBLE_DEVICES=0"}})
       .Join();
-  holder.channel.Signal();
-  holder.Join();
+  holder.Finish();
 }
 
 }  // namespace

@@ -56,13 +56,8 @@ void ExpectWoken(const Stream& stream, const std::string& what) {
 
 // Another process stores 1 into the first word of shared device memory, by the given method.
 void WokenFromAnotherProcess(void (*store)(CUdeviceptr)) {
-  Child holder = Start([](Channel& channel) {
-    const UniqueFd fd = CreateDescriptor(kChunkBytes);
-    channel.Send("d", 1, fd.get());
-    channel.Await();
-  });
-  char byte = 0;
-  const UniqueFd fd = holder.channel.Receive(&byte, 1);
+  Holder holder = HoldMemory();
+  const UniqueFd& fd = holder.descriptor;
   Child waiter = Start([&fd](Channel& channel) {
     UseContext();
     const Mapped mapped = MapDescriptor(fd.get(), kChunkBytes, Access::kRead);
@@ -80,8 +75,7 @@ void WokenFromAnotherProcess(void (*store)(CUdeviceptr)) {
     Must(Cuda().cuCtxSynchronize(), "cuCtxSynchronize");
   }).Join();
   waiter.Join();
-  holder.channel.Signal();
-  holder.Join();
+  holder.Finish();
 }
 
 // The waiter's mapping is PROT_READ in all of these.

@@ -7,9 +7,9 @@
 #include <sys/socket.h>
 
 #include <array>
-#include <cstring>
 
 #include "platform/base/status.h"
+#include "platform/base/testing/descriptors.h"
 #include "platform/base/unique_fd.h"
 
 namespace gpushm::testing {
@@ -46,21 +46,7 @@ class LingeringSocket {
     GPUSHM_ASSERT(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) == 0);
     const UniqueFd sender(ends[0]);
     UniqueFd receiver(ends[1]);
-    const int lingering = socket_.get();
-    char byte = 0;
-    iovec bytes{.iov_base = &byte, .iov_len = 1};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof lingering)> control{};
-    msghdr message{};
-    message.msg_iov = &bytes;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof lingering);
-    std::memcpy(CMSG_DATA(header), &lingering, sizeof lingering);
-    GPUSHM_ASSERT(sendmsg(sender.get(), &message, 0) == 1);
+    GPUSHM_ASSERT(SendWithDescriptor(sender.get(), socket_.get()));
     Forget();
     return receiver;
   }
