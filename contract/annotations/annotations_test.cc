@@ -5,9 +5,12 @@
 #include "contract/annotations/keys.h"
 #include "contract/annotations/sizing.h"
 #include "contract/limits.h"
+#include "platform/base/testing/must.h"
 
 namespace gpushm::config {
 namespace {
+
+using ::gpushm::testing::Must;
 
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 constexpr uint64_t kMiB = uint64_t{1} << 20;
@@ -72,11 +75,11 @@ TEST(AnnotationsTest, ReadsAWholePod) {
   EXPECT_EQ(pod->buffers[1].file, "models/a/b.bin");
   EXPECT_EQ(pod->buffers[1].FileVolume(), "models");
   EXPECT_EQ(pod->buffers[1].FilePath(), "a/b.bin");
-  const auto folder = ParseAnnotations({{"buffers.gpushm.io/a", "{size: 1Gi, file: models/llama/}"},
-                                        {"buffers.gpushm.io/b", "{size: 1Gi, file: models/}"}});
-  ASSERT_TRUE(folder);
-  EXPECT_EQ(folder->buffers[0].FilePath(), "llama/");
-  EXPECT_EQ(folder->buffers[1].FilePath(), "./") << "the volume's root";
+  const auto folder =
+      Must(ParseAnnotations({{"buffers.gpushm.io/a", "{size: 1Gi, file: models/llama/}"},
+                             {"buffers.gpushm.io/b", "{size: 1Gi, file: models/}"}}));
+  EXPECT_EQ(folder.buffers[0].FilePath(), "llama/");
+  EXPECT_EQ(folder.buffers[1].FilePath(), "./") << "the volume's root";
   EXPECT_TRUE(pod->buffers[1].StartsLoading());
   EXPECT_EQ(pod->Find("weights"), &pod->buffers[2]);
   EXPECT_EQ(pod->Find("nothing"), nullptr);
@@ -90,39 +93,37 @@ TEST(AnnotationsTest, ReadsAWholePod) {
 }
 
 TEST(AnnotationsTest, WhoMayAttachAndWrite) {
-  const auto pod = ParseAnnotations(
+  const auto pod = Must(ParseAnnotations(
       {{"buffers.gpushm.io/all", "1Gi"},
        {"buffers.gpushm.io/some", "{size: 1Gi, containers: [sink, model], writers: [model]}"},
        {"buffers.gpushm.io/none", "{size: 1Gi, access: read-only, file: m/x}"}},
-      kPod);
-  ASSERT_TRUE(pod) << pod.error().ToString();
-  EXPECT_TRUE(pod->Find("all")->MayAttach("late"));
-  EXPECT_TRUE(pod->Find("all")->MayWrite("late"));
-  EXPECT_TRUE(pod->Find("some")->MayAttach("sink"));
-  EXPECT_FALSE(pod->Find("some")->MayWrite("sink"));
-  EXPECT_TRUE(pod->Find("some")->MayWrite("model"));
-  EXPECT_FALSE(pod->Find("some")->MayAttach("decoder"));
-  EXPECT_TRUE(pod->Find("none")->MayAttach("sink"));
-  EXPECT_FALSE(pod->Find("none")->MayWrite("sink"));
+      kPod));
+  EXPECT_TRUE(pod.Find("all")->MayAttach("late"));
+  EXPECT_TRUE(pod.Find("all")->MayWrite("late"));
+  EXPECT_TRUE(pod.Find("some")->MayAttach("sink"));
+  EXPECT_FALSE(pod.Find("some")->MayWrite("sink"));
+  EXPECT_TRUE(pod.Find("some")->MayWrite("model"));
+  EXPECT_FALSE(pod.Find("some")->MayAttach("decoder"));
+  EXPECT_TRUE(pod.Find("none")->MayAttach("sink"));
+  EXPECT_FALSE(pod.Find("none")->MayWrite("sink"));
 }
 
 TEST(AnnotationsTest, ReadsSignals) {
-  const auto pod = ParseAnnotations(
+  const auto pod = Must(ParseAnnotations(
       {{"buffers.gpushm.io/frames", "1Gi"},
        {"signals.gpushm.io/stop", ""},
        {"signals.gpushm.io/none", "# as if empty"},
        {"signals.gpushm.io/all", "{}"},
        {"signals.gpushm.io/frame", "{writers: [decoder], containers: [model, decoder]}"}},
-      kPod);
-  ASSERT_TRUE(pod) << pod.error().ToString();
-  EXPECT_EQ(pod->signals,
+      kPod));
+  EXPECT_EQ(pod.signals,
             (std::vector<SignalSpec>{
                 {.name = "all"},
                 {.name = "frame", .containers = {"decoder", "model"}, .writers = {"decoder"}},
                 {.name = "none"},
                 {.name = "stop"}}));
-  EXPECT_TRUE(pod->HasAccessLists());
-  EXPECT_EQ(PoolBytes(*pod), kGiB) << "they take no GPU memory";
+  EXPECT_TRUE(pod.HasAccessLists());
+  EXPECT_EQ(PoolBytes(pod), kGiB) << "they take no GPU memory";
 }
 
 // Goal: the loader of every buffer has a name that Kubernetes accepts, and no two have the same.
@@ -137,7 +138,7 @@ TEST(AnnotationsTest, EachBufferHasALoaderOfItsOwn) {
 }
 
 TEST(AnnotationsTest, BuffersOnSeveralGpus) {
-  const auto pod = ParseAnnotations(
+  const auto pod = Must(ParseAnnotations(
       {{"gpushm.io/gpus", "3"},
        {"gpushm.io/topology", "nvlink"},
        {"buffers.gpushm.io/first", "1Gi"},
@@ -145,16 +146,15 @@ TEST(AnnotationsTest, BuffersOnSeveralGpus) {
        {"buffers.gpushm.io/weights",
         "size: 8Gi\naccess: read-only\ngpu: each\nfile: models/{gpu}/shard-{gpu}.bin\n"
         "containers: [model]\n"}},
-      kPod);
-  ASSERT_TRUE(pod) << pod.error().ToString();
-  EXPECT_EQ(pod->gpus, 3U);
-  EXPECT_TRUE(pod->nvlink);
-  ASSERT_EQ(pod->buffers.size(), 5U);
-  EXPECT_EQ(pod->Find("first")->gpu, 0U);
-  EXPECT_EQ(pod->Find("last")->gpu, 2U);
-  EXPECT_EQ(pod->Find("weights"), nullptr);
+      kPod));
+  EXPECT_EQ(pod.gpus, 3U);
+  EXPECT_TRUE(pod.nvlink);
+  ASSERT_EQ(pod.buffers.size(), 5U);
+  EXPECT_EQ(pod.Find("first")->gpu, 0U);
+  EXPECT_EQ(pod.Find("last")->gpu, 2U);
+  EXPECT_EQ(pod.Find("weights"), nullptr);
   for (uint32_t gpu = 0; gpu < 3; ++gpu) {
-    const BufferSpec* const weights = pod->Find(Concat("weights-", gpu));
+    const BufferSpec* const weights = pod.Find(Concat("weights-", gpu));
     ASSERT_NE(weights, nullptr);
     EXPECT_EQ(*weights, (BufferSpec{.name = Concat("weights-", gpu),
                                     .size_bytes = 8 * kGiB,
@@ -163,7 +163,7 @@ TEST(AnnotationsTest, BuffersOnSeveralGpus) {
                                     .file = Concat("models/", gpu, "/shard-", gpu, ".bin"),
                                     .gpu = gpu}));
   }
-  EXPECT_EQ(pod->private_bytes.size(), 3U) << "of each GPU, so a container has one entry";
+  EXPECT_EQ(pod.private_bytes.size(), 3U) << "of each GPU, so a container has one entry";
 }
 
 TEST(AnnotationsTest, GpusAtTheirLimits) {
@@ -175,10 +175,9 @@ TEST(AnnotationsTest, GpusAtTheirLimits) {
   EXPECT_EQ(one->gpus, 1U);
   EXPECT_NE(one->Find("b-0"), nullptr);
   const std::string longest(limits::kNameBytes - 3, 'a');
-  const auto most = ParseAnnotations(
-      {{"gpushm.io/gpus", "16"}, {"buffers.gpushm.io/" + longest, "{size: 1Gi, gpu: each}"}});
-  ASSERT_TRUE(most) << most.error().ToString();
-  EXPECT_EQ(most->Find(longest + "-15")->gpu, 15U);
+  const auto most = Must(ParseAnnotations(
+      {{"gpushm.io/gpus", "16"}, {"buffers.gpushm.io/" + longest, "{size: 1Gi, gpu: each}"}}));
+  EXPECT_EQ(most.Find(longest + "-15")->gpu, 15U);
   EXPECT_EQ(PodSpec{}.gpus, 1U);
   EXPECT_FALSE(PodSpec{}.nvlink);
 }
@@ -194,17 +193,16 @@ TEST(AnnotationsTest, HowThePodGetsItsMemory) {
 }
 
 TEST(AnnotationsTest, PodsThatShareAClaim) {
-  const auto user = ParseAnnotations({{"gpushm.io/claim", "weights.v1"}, {"gpushm.io/gpus", "2"}});
-  ASSERT_TRUE(user) << user.error().ToString();
-  EXPECT_EQ(user->claim, "weights.v1");
-  EXPECT_TRUE(user->UsesOthers());
-  EXPECT_FALSE(user->AsksForSidecar());
-  const auto owner = ParseAnnotations({{"gpushm.io/claim", "weights"},
-                                       {"gpushm.io/role", "owner"},
-                                       {"buffers.gpushm.io/model", "1Gi"}});
-  ASSERT_TRUE(owner) << owner.error().ToString();
-  EXPECT_FALSE(owner->UsesOthers());
-  EXPECT_TRUE(owner->AsksForSidecar());
+  const auto user =
+      Must(ParseAnnotations({{"gpushm.io/claim", "weights.v1"}, {"gpushm.io/gpus", "2"}}));
+  EXPECT_EQ(user.claim, "weights.v1");
+  EXPECT_TRUE(user.UsesOthers());
+  EXPECT_FALSE(user.AsksForSidecar());
+  const auto owner = Must(ParseAnnotations({{"gpushm.io/claim", "weights"},
+                                            {"gpushm.io/role", "owner"},
+                                            {"buffers.gpushm.io/model", "1Gi"}}));
+  EXPECT_FALSE(owner.UsesOthers());
+  EXPECT_TRUE(owner.AsksForSidecar());
   EXPECT_TRUE(ParseAnnotations({{"gpushm.io/claim", "weights"}, {"gpushm.io/role", "owner"}})
                   ->AsksForSidecar())
       << "it may make buffers at run time";
@@ -248,12 +246,12 @@ TEST(AnnotationsTest, WhoMayOpenASignalAttaches) {
 }
 
 TEST(AnnotationsTest, PrivateBytesOnlyForContainersThatAttach) {
-  const auto pod = ParseAnnotations({{"buffers.gpushm.io/a", "{size: 1Gi, containers: [decoder]}"},
-                                     {"buffers.gpushm.io/b", "{size: 1Gi, containers: [model]}"},
-                                     {"private.gpushm.io/model", "0"}},
-                                    kPod);
-  ASSERT_TRUE(pod) << pod.error().ToString();
-  EXPECT_EQ(pod->private_bytes, (std::map<std::string, uint64_t>{{"decoder", kGiB}, {"model", 0}}));
+  const auto pod =
+      Must(ParseAnnotations({{"buffers.gpushm.io/a", "{size: 1Gi, containers: [decoder]}"},
+                             {"buffers.gpushm.io/b", "{size: 1Gi, containers: [model]}"},
+                             {"private.gpushm.io/model", "0"}},
+                            kPod));
+  EXPECT_EQ(pod.private_bytes, (std::map<std::string, uint64_t>{{"decoder", kGiB}, {"model", 0}}));
   EXPECT_TRUE(ParseAnnotations({}, kPod)->private_bytes.empty());
   EXPECT_FALSE(ParseAnnotations({}, kPod)->AsksForSidecar());
 }
@@ -307,15 +305,14 @@ TEST(AnnotationsTest, NamesAtTheirLimits) {
 }
 
 TEST(SizingTest, SumsAsTheDesignSays) {
-  const auto pod = ParseAnnotations({{"buffers.gpushm.io/a", "{size: 3Mi, generations: 3}"},
-                                     {"buffers.gpushm.io/b", "{size: 1, file: m/b}"},
-                                     {"buffers.gpushm.io/c", "{size: 1, loads: true}"},
-                                     {"gpushm.io/pool-extra", "5Mi"},
-                                     {"private.gpushm.io/sink", "1Mi"}},
-                                    kPod);
-  ASSERT_TRUE(pod) << pod.error().ToString();
-  EXPECT_EQ(PoolBytes(*pod), (3 * 4 + 2 + 2 + 6) * kMiB);
-  EXPECT_EQ(NodeBytes(*pod), PoolBytes(*pod) + 2 * kGiB + 2 * kMiB + kLoaderBytes);
+  const auto pod = Must(ParseAnnotations({{"buffers.gpushm.io/a", "{size: 3Mi, generations: 3}"},
+                                          {"buffers.gpushm.io/b", "{size: 1, file: m/b}"},
+                                          {"buffers.gpushm.io/c", "{size: 1, loads: true}"},
+                                          {"gpushm.io/pool-extra", "5Mi"},
+                                          {"private.gpushm.io/sink", "1Mi"}},
+                                         kPod));
+  EXPECT_EQ(PoolBytes(pod), (3 * 4 + 2 + 2 + 6) * kMiB);
+  EXPECT_EQ(NodeBytes(pod), PoolBytes(pod) + 2 * kGiB + 2 * kMiB + kLoaderBytes);
   EXPECT_EQ(Units(0, kGiB), 0U);
   EXPECT_EQ(Units(1, kGiB), 1U);
   EXPECT_EQ(Units(kGiB, kGiB), 1U);
@@ -340,12 +337,11 @@ TEST(SizingTest, EachGpuReservesWhatTheFullestNeeds) {
   EXPECT_EQ(GpuBytes(*pod), (6 + 2) * kGiB + kLoaderBytes);
   // Each file has a loader of its own, whose context is on the buffer's GPU. It comes from what
   // the pod reserves beside its pool, which is the same on each GPU.
-  const auto files = ParseAnnotations({{"gpushm.io/gpus", "2"},
-                                       {"buffers.gpushm.io/a", "{size: 1Gi, file: m/a}"},
-                                       {"buffers.gpushm.io/b", "{size: 1Gi, file: m/b}"},
-                                       {"buffers.gpushm.io/c", "{size: 3Gi, gpu: 1}"}});
-  ASSERT_TRUE(files) << files.error().ToString();
-  EXPECT_EQ(GpuBytes(*files), 3 * kGiB + 2 * kLoaderBytes);
+  const auto files = Must(ParseAnnotations({{"gpushm.io/gpus", "2"},
+                                            {"buffers.gpushm.io/a", "{size: 1Gi, file: m/a}"},
+                                            {"buffers.gpushm.io/b", "{size: 1Gi, file: m/b}"},
+                                            {"buffers.gpushm.io/c", "{size: 3Gi, gpu: 1}"}}));
+  EXPECT_EQ(GpuBytes(files), 3 * kGiB + 2 * kLoaderBytes);
   EXPECT_EQ(NodeBytes(*pod), 3 * GpuBytes(*pod));
   EXPECT_EQ(ContainerBytes(*pod, "model", 1), 7 * kGiB);
   EXPECT_EQ(ContainerBytes(*pod, "sink", 2), 5 * kGiB);
@@ -356,14 +352,13 @@ TEST(SizingTest, EachGpuReservesWhatTheFullestNeeds) {
 }
 
 TEST(SizingTest, SaysWhatIsAskedOfEachGpuAndInAll) {
-  const auto pod = ParseAnnotations({{"gpushm.io/gpus", "2"},
-                                     {"buffers.gpushm.io/a", "{size: 60Gi, gpu: each}"},
-                                     {"buffers.gpushm.io/b", "{size: 20Gi, gpu: 1}"},
-                                     {"gpushm.io/pool-extra", "2Gi"}},
-                                    kPod);
-  ASSERT_TRUE(pod) << pod.error().ToString();
-  EXPECT_TRUE(CheckFits(*pod, 85 * kGiB, "GPU 0"));
-  const auto fits = CheckFits(*pod, 79 * kGiB, "the card");
+  const auto pod = Must(ParseAnnotations({{"gpushm.io/gpus", "2"},
+                                          {"buffers.gpushm.io/a", "{size: 60Gi, gpu: each}"},
+                                          {"buffers.gpushm.io/b", "{size: 20Gi, gpu: 1}"},
+                                          {"gpushm.io/pool-extra", "2Gi"}},
+                                         kPod));
+  EXPECT_TRUE(CheckFits(pod, 85 * kGiB, "GPU 0"));
+  const auto fits = CheckFits(pod, 79 * kGiB, "the card");
   ASSERT_FALSE(fits);
   EXPECT_EQ(fits.error().what(),
             "the pod requests 85Gi of each of its 2 GPUs, as GPU 1 needs (80Gi for buffers, 2Gi "

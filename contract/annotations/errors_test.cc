@@ -9,10 +9,13 @@
 #include "contract/annotations/annotations.h"
 #include "contract/annotations/keys.h"
 #include "contract/limits.h"
+#include "platform/base/testing/must.h"
 #include "platform/yaml/yaml_tree.h"
 
 namespace gpushm::config {
 namespace {
+
+using ::gpushm::testing::Must;
 
 const ParseOptions kPod{.containers = std::vector<std::string>{"decoder", "model", "sink"}};
 
@@ -365,9 +368,8 @@ TEST(AnnotationErrorsTest, EveryExampleOfTheTableTakesEffect) {
     const std::string more = name == kTopologyKey ? "gpushm.io/gpus: \"2\"\n"
                              : name == kRoleKey   ? "gpushm.io/claim: weights\n"
                                                   : "";
-    const auto pod = ParseBuffersEnvironment(Concat(more, name, ": ", ExampleOf(key)));
-    ASSERT_TRUE(pod) << pod.error().ToString();
-    EXPECT_FALSE(*pod == *ParseBuffersEnvironment(more)) << name;
+    const auto pod = Must(ParseBuffersEnvironment(Concat(more, name, ": ", ExampleOf(key))));
+    EXPECT_FALSE(pod == *ParseBuffersEnvironment(more)) << name;
   }
   for (const KeyInfo& key : BufferKeys()) {
     const bool size = key.name == "size";
@@ -380,10 +382,9 @@ TEST(AnnotationErrorsTest, EveryExampleOfTheTableTakesEffect) {
   }
   for (const KeyInfo& key : SignalKeys()) {
     const auto without = ParseAnnotations({{"signals.gpushm.io/s", ""}});
-    const auto with = ParseAnnotations(
-        {{"signals.gpushm.io/s", Concat("{", key.name, ": ", ExampleOf(key), "}")}});
-    ASSERT_TRUE(with) << with.error().ToString();
-    EXPECT_FALSE(*with == *without) << key.name;
+    const auto with = Must(ParseAnnotations(
+        {{"signals.gpushm.io/s", Concat("{", key.name, ": ", ExampleOf(key), "}")}}));
+    EXPECT_FALSE(with == *without) << key.name;
   }
 }
 
@@ -435,9 +436,8 @@ TEST(AnnotationErrorsTest, BuffersAreCountedOnAllGpus) {
   for (uint32_t i = 0; i < limits::kBuffers / 16; ++i) {
     annotations[Concat("buffers.gpushm.io/b", i)] = "{size: 1Gi, gpu: each}";
   }
-  const auto most = ParseAnnotations(annotations, kPod);
-  ASSERT_TRUE(most) << most.error().ToString();
-  EXPECT_EQ(most->buffers.size(), limits::kBuffers);
+  const auto most = Must(ParseAnnotations(annotations, kPod));
+  EXPECT_EQ(most.buffers.size(), limits::kBuffers);
   for (int i = 0; i < 2000; ++i) {
     annotations[Concat("buffers.gpushm.io/c", i)] = "{size: 1Gi, gpu: each}";
   }

@@ -19,10 +19,13 @@
 
 #include "contract/limits.h"
 #include "platform/base/testing.h"
+#include "platform/base/testing/must.h"
 #include "platform/base/testing_code.h"
 
 namespace gpushm::protocol {
 namespace {
+
+using ::gpushm::testing::Must;
 
 constexpr int64_t kSoonMs = 10'000;
 
@@ -68,9 +71,8 @@ TEST(Channel, CarriesBytesAndDescriptors) {
 TEST(Channel, NothingThereIsNoError) {
   const Pair pair = MakePair();
   Message message;
-  const auto received = TryReceive(pair.far.get(), &message);
-  ASSERT_TRUE(received);
-  EXPECT_FALSE(*received);
+  const auto received = Must(TryReceive(pair.far.get(), &message));
+  EXPECT_FALSE(received);
   EXPECT_EQ(CodeOf(Receive(pair.far.get(), &message, Deadline::AfterMs(1))), Code::kTimeout);
 }
 
@@ -165,8 +167,7 @@ TEST(Channel, LastWordsAreHeard) {
   ASSERT_TRUE(*TrySend(pair.far.get(), Text(20), {}));
   pair.far.Reset();
   Message message;
-  const auto received = TryReceive(pair.near.get(), &message);
-  ASSERT_TRUE(received) << received.error().ToString();
+  Must(TryReceive(pair.near.get(), &message));
   EXPECT_EQ(message.size_bytes, 20u);
   EXPECT_EQ(CodeOf(TryReceive(pair.near.get(), &message)), Code::kUnavailable);
 }
@@ -175,9 +176,8 @@ TEST(Channel, AFullBufferIsFalseThenTimesOutThenGoesOn) {
   const Pair pair = MakePair();
   int sent = 0;
   for (;; ++sent) {
-    const auto room = TrySend(pair.near.get(), Text(limits::kMessageBytes), {});
-    ASSERT_TRUE(room);
-    if (!*room) break;
+    const auto room = Must(TrySend(pair.near.get(), Text(limits::kMessageBytes), {}));
+    if (!room) break;
   }
   EXPECT_GT(sent, 0);
   EXPECT_EQ(CodeOf(Send(pair.near.get(), Text(1), {}, Deadline::AfterMs(5))), Code::kTimeout);
@@ -245,8 +245,7 @@ TEST(Channel, ConnectsAndListens) {
   const std::string path = folder.path() + "/gpushm.sock";
   EXPECT_EQ(CodeOf(Connect(path)), Code::kUnavailable);
   {
-    const auto dead = Listen(path, 0666);
-    ASSERT_TRUE(dead);
+    const auto dead = Must(Listen(path, 0666));
   }
   EXPECT_EQ(CodeOf(Connect(path)), Code::kUnavailable) << "nobody listens on this socket";
   const mode_t mask = umask(0077);
@@ -312,8 +311,7 @@ TEST(Channel, ReachesSocketsWithLongPaths) {
   std::string deep = folder.path();
   for (int i = 0; i < 3; ++i) deep += "/" + std::string(60, 'd');
   ASSERT_TRUE(std::filesystem::create_directories(deep));
-  const auto listening = Listen(deep + "/gpushm.sock", 0666);
-  ASSERT_TRUE(listening) << listening.error().ToString();
+  const auto listening = Must(Listen(deep + "/gpushm.sock", 0666));
   EXPECT_TRUE(Connect(deep + "/gpushm.sock"));
   EXPECT_EQ(CodeOf(Connect(deep + "/" + std::string(100, 's'))), Code::kInvalidArgument);
 }

@@ -24,6 +24,7 @@ namespace gpushm::registry {
 namespace {
 
 using ::gpushm::testing::Must;
+
 TEST(Registry, InsertUpdateWithdraw) {
   RegistryWriter writer = Must(RegistryWriter::Create(8, 77));
   const auto reader = OpenReader(writer);

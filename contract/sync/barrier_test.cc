@@ -14,11 +14,13 @@
 
 #include "contract/sync/testing.h"
 #include "platform/base/testing.h"
+#include "platform/base/testing/must.h"
 #include "platform/base/testing_code.h"
 
 namespace gpushm::signal {
 namespace {
 
+using ::gpushm::testing::Must;
 using ::gpushm::testing::TestSeed;
 using ::testing::HasSubstr;
 using testing::kLongMs;
@@ -57,11 +59,10 @@ TEST(BarrierTest, AStreamArrivesAndWaits) {
   const SharedBarrier shared(2);
   Barrier a = *Barrier::Join(shared.page, 1);
   Barrier b = *Barrier::Join(shared.page, 2);
-  const auto point = a.ArriveOnStream();
-  ASSERT_TRUE(point);
+  const auto point = Must(a.ArriveOnStream());
   ASSERT_TRUE(b.Arrive());
   EXPECT_EQ(CodeOf(b.Wait(1, kNow)), Code::kTimeout);
-  testing::Store(*point);
+  testing::Store(point);
   EXPECT_TRUE(b.Wait(1, kNow));
   const auto waits = a.WaitOnStream(1);
   ASSERT_EQ(waits.size(), 1U);

@@ -15,10 +15,12 @@
 
 #include "contract/limits.h"
 #include "contract/sync/testing.h"
+#include "platform/base/testing/must.h"
 
 namespace gpushm::signal {
 namespace {
 
+using ::gpushm::testing::Must;
 using ::testing::HasSubstr;
 using testing::kLongMs;
 
@@ -29,13 +31,12 @@ class PageTest : public ::testing::Test {
 };
 
 TEST_F(PageTest, APageIsReadAsItWasMade) {
-  const auto page = Page::Look(memory_.address(), memory_.bytes());
-  ASSERT_TRUE(page) << page.error().ToString();
-  EXPECT_EQ(page->kind(), Kind::kRing);
-  EXPECT_EQ(page->cells(), 4U);
-  EXPECT_EQ(page->body().size(), 1000U);
-  EXPECT_EQ(page->settings()[1], 8U);
-  const auto* const end = page->body().data() + page->body().size();
+  const auto page = Must(Page::Look(memory_.address(), memory_.bytes()));
+  EXPECT_EQ(page.kind(), Kind::kRing);
+  EXPECT_EQ(page.cells(), 4U);
+  EXPECT_EQ(page.body().size(), 1000U);
+  EXPECT_EQ(page.settings()[1], 8U);
+  const auto* const end = page.body().data() + page.body().size();
   EXPECT_LE(end, static_cast<std::byte*>(memory_.address()) + memory_.bytes());
 }
 

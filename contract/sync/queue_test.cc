@@ -12,11 +12,13 @@
 
 #include "contract/sync/testing.h"
 #include "platform/base/testing.h"
+#include "platform/base/testing/must.h"
 #include "platform/base/testing_code.h"
 
 namespace gpushm::signal {
 namespace {
 
+using ::gpushm::testing::Must;
 using ::gpushm::testing::TestSeed;
 using ::testing::HasSubstr;
 using testing::MetadataOf;
@@ -63,13 +65,12 @@ TEST(QueueTest, EachItemGoesToOneWorkerInOrder) {
     queue.Write();
     queue.Write();
     for (QueueWorker* worker : {&a, &b}) {
-      const auto item = worker->Next(kNow);
-      ASSERT_TRUE(item);
-      ASSERT_EQ(item->seq, ++seen);
-      ASSERT_EQ(item->delivery, 1U);
-      ASSERT_EQ(item->metadata, MetadataOf(item->seq));
-      ASSERT_TRUE(queue.shared.Has(item->slot, item->seq));
-      ASSERT_TRUE(worker->DoneNow(*item));
+      const auto item = Must(worker->Next(kNow));
+      ASSERT_EQ(item.seq, ++seen);
+      ASSERT_EQ(item.delivery, 1U);
+      ASSERT_EQ(item.metadata, MetadataOf(item.seq));
+      ASSERT_TRUE(queue.shared.Has(item.slot, item.seq));
+      ASSERT_TRUE(worker->DoneNow(item));
     }
     EXPECT_EQ(CodeOf(a.Next(kNow)), Code::kTimeout);
   }
@@ -88,10 +89,9 @@ TEST(QueueTest, TheWriterNeverOverwrites) {
   ASSERT_EQ(CodeOf(full), Code::kTimeout);
   EXPECT_THAT(full.error().ToString(), HasSubstr("A worker holds the oldest item, 1"));
   EXPECT_EQ(queue.writer.waited_for(), 1U) << "it must name that worker's lease";
-  const auto point = worker.Done(*second);
-  ASSERT_TRUE(point);
+  const auto point = Must(worker.Done(*second));
   EXPECT_EQ(queue.Write(), 0U) << "its stream has not stored yet";
-  Store(*point);
+  Store(point);
   EXPECT_EQ(queue.Write(), 4U) << "it must take any slot that is done";
   EXPECT_TRUE(queue.shared.Has(first->slot, 1));
   EXPECT_EQ(CodeOf(worker.Done(*second)), Code::kInvalidArgument)
@@ -119,22 +119,19 @@ TEST(QueueTest, ALongItemHoldsUpNobody) {
   QueueWorker slow = queue.Join(1);
   QueueWorker fast = queue.Join(2);
   queue.Write();
-  const auto item = slow.Next(kNow);
-  ASSERT_TRUE(item);
+  ASSERT_TRUE(slow.Next(kNow));
   for (uint64_t seq = 2; seq < 1000; ++seq) {
     ASSERT_EQ(queue.Write(), seq);
-    const auto next = fast.Next(kNow);
-    ASSERT_TRUE(next);
-    ASSERT_EQ(next->seq, seq);
-    ASSERT_TRUE(fast.DoneNow(*next));
+    const auto next = Must(fast.Next(kNow));
+    ASSERT_EQ(next.seq, seq);
+    ASSERT_TRUE(fast.DoneNow(next));
   }
   QueueWorker late = queue.Join(3);
   EXPECT_EQ(CodeOf(late.Next(kNow)), Code::kTimeout);
   queue.End(1);
-  const auto again = late.Next(kNow);
-  ASSERT_TRUE(again);
-  EXPECT_EQ(again->seq, 1U);
-  EXPECT_EQ(again->delivery, 2U);
+  const auto again = Must(late.Next(kNow));
+  EXPECT_EQ(again.seq, 1U);
+  EXPECT_EQ(again.delivery, 2U);
 }
 
 TEST(QueueTest, AnItemOfADeadWorkerIsDeliveredAgain) {
@@ -154,10 +151,9 @@ TEST(QueueTest, AnItemOfADeadWorkerIsDeliveredAgain) {
   // Its cell has a new owner before anybody checked it.
   QueueWorker c = queue.Join(3);
   EXPECT_EQ(c.cell(), a.cell());
-  const auto again = b.Next(kNow);
-  ASSERT_TRUE(again);
-  EXPECT_EQ(again->seq, 2U);
-  EXPECT_EQ(again->delivery, 2U);
+  const auto again = Must(b.Next(kNow));
+  EXPECT_EQ(again.seq, 2U);
+  EXPECT_EQ(again.delivery, 2U);
   queue.End(2);
   EXPECT_EQ(c.Next(kNow)->delivery, 3U);
   EXPECT_EQ(c.Next(kNow)->seq, 3U);
@@ -234,10 +230,9 @@ TEST(QueueTest, AnItemThatTheLastWorkerGaveBackIsTheNextOnes) {
   EndCell(queue.shared.page.cell(1), 1, CellState::kLeft);
   ASSERT_TRUE(EndCell(queue.shared.page.cell(0), kWriter, CellState::kLeft));
   QueueWorker next = queue.Join(2);
-  const auto item = next.Next(kNow);
-  ASSERT_TRUE(item);
-  EXPECT_EQ(item->delivery, 2U);
-  ASSERT_TRUE(next.DoneNow(*item));
+  const auto item = Must(next.Next(kNow));
+  EXPECT_EQ(item.delivery, 2U);
+  ASSERT_TRUE(next.DoneNow(item));
   EXPECT_EQ(CodeOf(next.Next(kNow)), Code::kEnded);
 }
 

@@ -12,11 +12,13 @@
 #include "contract/limits.h"
 #include "contract/sync/testing.h"
 #include "platform/base/testing.h"
+#include "platform/base/testing/must.h"
 #include "platform/base/testing_code.h"
 
 namespace gpushm::signal {
 namespace {
 
+using ::gpushm::testing::Must;
 using ::testing::HasSubstr;
 using testing::kLongMs;
 using testing::MetadataOf;
@@ -113,26 +115,23 @@ TEST(RingTest, AFrameHasWhatItsWriterSaid) {
   EXPECT_EQ(CodeOf(ring.writer.OpenFrame(kNow)), Code::kInvalidArgument) << "a frame is open";
   const int64_t before_ns = MonotonicNs();
   ASSERT_TRUE(ring.writer.Announce(1, 77, metadata));
-  const auto frame = reader.Next(Long());
-  ASSERT_TRUE(frame);
-  EXPECT_EQ(frame->slot, opened->slot);
-  EXPECT_EQ(frame->bytes, 77U);
-  EXPECT_GE(frame->time_ns, before_ns);
-  EXPECT_EQ(frame->metadata[2], std::byte{9});
-  EXPECT_EQ(frame->metadata[3], std::byte{0});
+  const auto frame = Must(reader.Next(Long()));
+  EXPECT_EQ(frame.slot, opened->slot);
+  EXPECT_EQ(frame.bytes, 77U);
+  EXPECT_GE(frame.time_ns, before_ns);
+  EXPECT_EQ(frame.metadata[2], std::byte{9});
+  EXPECT_EQ(frame.metadata[3], std::byte{0});
 }
 
 TEST(RingTest, AnAbandonedFrameWasNeverThere) {
   Ring ring(2);
   RingReader reader = ring.Join();
   for (uint64_t seq = 1; seq < 10; ++seq) {
-    const auto given_up = ring.writer.OpenFrame(kNow);
-    ASSERT_TRUE(given_up);
+    const auto given_up = Must(ring.writer.OpenFrame(kNow));
     ring.writer.AbandonFrame();
     EXPECT_EQ(CodeOf(reader.Next(kNow)), Code::kTimeout);
-    const auto opened = ring.writer.OpenFrame(kNow);
-    ASSERT_TRUE(opened);
-    EXPECT_EQ(opened->slot, given_up->slot);
+    const auto opened = Must(ring.writer.OpenFrame(kNow));
+    EXPECT_EQ(opened.slot, given_up.slot);
     ring.writer.AbandonFrame();
     ASSERT_EQ(ring.Write(), seq);
     ASSERT_EQ(ReadOne(ring, reader), seq);
@@ -144,14 +143,12 @@ TEST(RingTest, ASlowReaderIsToldWhatItLost) {
   RingReader slow = ring.Join();
   RingReader slower = ring.Join(kReader + 1);
   for (int i = 0; i < 10; ++i) ring.Write();
-  const auto next = slow.Next(kNow);
-  ASSERT_TRUE(next);
-  EXPECT_EQ(next->seq, 7U);
-  EXPECT_EQ(next->lost, 6U);
-  const auto newest = slower.Next(kNow, Order::kNewest);
-  ASSERT_TRUE(newest);
-  EXPECT_EQ(newest->seq, 10U);
-  EXPECT_EQ(newest->lost, 9U);
+  const auto next = Must(slow.Next(kNow));
+  EXPECT_EQ(next.seq, 7U);
+  EXPECT_EQ(next.lost, 6U);
+  const auto newest = Must(slower.Next(kNow, Order::kNewest));
+  EXPECT_EQ(newest.seq, 10U);
+  EXPECT_EQ(newest.lost, 9U);
   EXPECT_EQ(slower.lost(), 9U);
 }
 
@@ -159,18 +156,16 @@ TEST(RingTest, AHeldFrameIsNotOverwritten) {
   Ring ring(4);
   RingReader reader = ring.Join();
   ring.Write();
-  const auto held = reader.Next(kNow);
-  ASSERT_TRUE(held);
+  const auto held = Must(reader.Next(kNow));
   for (int i = 0; i < 100; ++i) ASSERT_NE(ring.Write(), 0U);
-  EXPECT_TRUE(ring.shared.Has(held->slot, 1));
-  const auto point = reader.Release(*held);
-  ASSERT_TRUE(point);
-  EXPECT_EQ(CodeOf(reader.Release(*held)), Code::kInvalidArgument);
+  EXPECT_TRUE(ring.shared.Has(held.slot, 1));
+  const auto point = Must(reader.Release(held));
+  EXPECT_EQ(CodeOf(reader.Release(held)), Code::kInvalidArgument);
   ring.Write();
-  EXPECT_TRUE(ring.shared.Has(held->slot, 1)) << "the reader's stream has not stored yet";
-  Store(*point);
+  EXPECT_TRUE(ring.shared.Has(held.slot, 1)) << "the reader's stream has not stored yet";
+  Store(point);
   ring.Write();
-  EXPECT_FALSE(ring.shared.Has(held->slot, 1));
+  EXPECT_FALSE(ring.shared.Has(held.slot, 1));
 }
 
 TEST(RingTest, AFrameIsDroppedWhenAllSlotsAreHeld) {
@@ -213,10 +208,9 @@ TEST(RingTest, AReaderHasSoManyHolds) {
   const auto point = reader.Release(frames[3]);
   EXPECT_EQ(CodeOf(reader.Next(kNow)), Code::kTimeout) << "its stream has not stored yet";
   Store(*point);
-  const auto frame = reader.Next(kNow);
-  ASSERT_TRUE(frame);
-  EXPECT_EQ(frame->hold, 3U);
-  EXPECT_EQ(frame->lost, 0U);
+  const auto frame = Must(reader.Next(kNow));
+  EXPECT_EQ(frame.hold, 3U);
+  EXPECT_EQ(frame.lost, 0U);
   EXPECT_EQ(CodeOf(reader.Release(frames[3])), Code::kInvalidArgument)
       << "the hold has another frame now";
 }
@@ -229,13 +223,12 @@ TEST(RingTest, SoManyReadersJoin) {
   ASSERT_EQ(CodeOf(third), Code::kExhausted);
   EXPECT_THAT(third.error().ToString(), HasSubstr("all 2 readers"));
   ring.Write();
-  const auto held = first.Next(kNow);
-  ASSERT_TRUE(held);
+  const auto held = Must(first.Next(kNow));
   ring.End(1);
-  EXPECT_EQ(CodeOf(first.Check(held->seq)), Code::kOrphaned);
+  EXPECT_EQ(CodeOf(first.Check(held.seq)), Code::kOrphaned);
   EXPECT_EQ(CodeOf(first.Next(kNow)), Code::kOrphaned);
   for (int i = 0; i < 4; ++i) ring.Write();
-  EXPECT_FALSE(ring.shared.Has(held->slot, 1)) << "a dead reader must hold nothing";
+  EXPECT_FALSE(ring.shared.Has(held.slot, 1)) << "a dead reader must hold nothing";
   EXPECT_TRUE(RingReader::Join(ring.shared.page, 3));
 }
 
@@ -247,13 +240,11 @@ TEST(RingTest, AStreamsWorkRingsNoAlarm) {
   ASSERT_EQ(ring.Write(), 1U);
   ASSERT_EQ(ring.Write(), 2U);
   EXPECT_EQ(ring.writer.Look(), LookAgain::kOnAlarm) << "the reader has not begun to read";
-  const auto frame = reader.Next(kNow);
-  ASSERT_TRUE(frame);
+  const auto frame = Must(reader.Next(kNow));
   EXPECT_EQ(ring.writer.Look(), LookAgain::kByTimer) << "the reader's stream gives it back";
-  const auto end = reader.Release(*frame);
-  ASSERT_TRUE(end);
+  const auto end = Must(reader.Release(frame));
   EXPECT_EQ(ring.writer.Look(), LookAgain::kByTimer);
-  Store(*end);
+  Store(end);
   EXPECT_EQ(ring.writer.Look(), LookAgain::kNow);
   ring.End(kWriter);
   EXPECT_EQ(ring.writer.Look(), LookAgain::kEnded);
@@ -267,18 +258,16 @@ TEST(RingTest, AFrameWhosePlaceIsTakenIsNotThere) {
   RingReader holder = ring.Join(kReader);
   RingReader reader = ring.Join(kReader + 1);
   ASSERT_EQ(ring.Write(), 1U);
-  const auto held = holder.Next(kNow);
-  ASSERT_TRUE(held);
+  const auto held = Must(holder.Next(kNow));
   ASSERT_EQ(ReadOne(ring, reader), 1U);
   ASSERT_EQ(ring.Write(), 2U);
-  const auto opened = ring.writer.OpenFrame(kNow);
-  ASSERT_TRUE(opened);
+  ASSERT_TRUE(ring.writer.OpenFrame(kNow));
   EXPECT_EQ(ring.writer.Look(), LookAgain::kOnAlarm) << "its own frame is open";
   EXPECT_EQ(reader.Look(), LookAgain::kOnAlarm);
   EXPECT_FALSE(reader.Next(kNow));
   ring.writer.AbandonFrame();
   EXPECT_EQ(ring.writer.Look(), LookAgain::kNow);
-  EXPECT_TRUE(holder.ReleaseNow(*held));
+  EXPECT_TRUE(holder.ReleaseNow(held));
 }
 
 TEST(RingTest, AReaderWithoutAFreeHoldMustEndARead) {

@@ -19,10 +19,12 @@
 #include "contract/tensors/testing.h"
 #include "platform/base/quote.h"
 #include "platform/base/testing.h"
+#include "platform/base/testing/must.h"
 
 namespace gpushm::tensors {
 namespace {
 
+using ::gpushm::testing::Must;
 using gpushm::testing::TestSeed;
 using testing::Make;
 
@@ -134,11 +136,9 @@ TEST(TensorsPropertyTest, TablesReturnWhatWasEncoded) {
     uint64_t buffer_bytes = 0;
     const std::vector<Tensor> tensors = RandomTensors(&random, &buffer_bytes);
     const Metadata metadata = RandomMetadata(&random);
-    const auto bytes = EncodeTable(tensors, metadata, buffer_bytes);
-    ASSERT_TRUE(bytes) << bytes.error().ToString();
-    const auto table = TensorTable::Open(*bytes, buffer_bytes);
-    ASSERT_TRUE(table) << table.error().ToString();
-    ExpectSame(*table, tensors, metadata);
+    const auto bytes = Must(EncodeTable(tensors, metadata, buffer_bytes));
+    const auto table = Must(TensorTable::Open(bytes, buffer_bytes));
+    ExpectSame(table, tensors, metadata);
   }
 }
 
@@ -152,34 +152,30 @@ TEST(TensorsPropertyTest, SavedFilesLoadAsTheSameTensors) {
     const Metadata metadata = RandomMetadata(&random);
     const auto bytes = EncodeTable(tensors, metadata, buffer_bytes);
     ASSERT_TRUE(bytes) << bytes.error().ToString();
-    const auto table = TensorTable::Open(*bytes, buffer_bytes);
-    ASSERT_TRUE(table) << table.error().ToString();
-    const auto save = PlanSave(*table);
-    ASSERT_TRUE(save) << save.error().ToString();
+    const auto table = Must(TensorTable::Open(*bytes, buffer_bytes));
+    const auto save = Must(PlanSave(table));
 
     std::string buffer(buffer_bytes, '\0');
     for (char& byte : buffer) byte = static_cast<char>(random());
-    std::string file = save->head;
-    for (const Segment& segment : save->segments) {
+    std::string file = save.head;
+    for (const Segment& segment : save.segments) {
       ASSERT_EQ(file.size(), segment.file_offset);
       file += buffer.substr(segment.buffer_offset, segment.bytes);
     }
-    ASSERT_EQ(file.size(), save->file_bytes);
+    ASSERT_EQ(file.size(), save.file_bytes);
 
-    auto parsed = ParseSafetensorsHeader(std::string_view(save->head).substr(8),
-                                         save->file_bytes - save->head.size());
-    ASSERT_TRUE(parsed) << parsed.error().ToString();
-    EXPECT_EQ(parsed->metadata, metadata);
-    const auto load = PlanLoad({std::move(*parsed)});
-    ASSERT_TRUE(load) << load.error().ToString();
-    std::string loaded(load->buffer_bytes, '\0');
-    for (const Segment& segment : load->segments) {
+    auto parsed = Must(ParseSafetensorsHeader(std::string_view(save.head).substr(8),
+                                              save.file_bytes - save.head.size()));
+    EXPECT_EQ(parsed.metadata, metadata);
+    const auto load = Must(PlanLoad({std::move(parsed)}));
+    std::string loaded(load.buffer_bytes, '\0');
+    for (const Segment& segment : load.segments) {
       loaded.replace(segment.buffer_offset, segment.bytes,
                      file.substr(segment.file_offset, segment.bytes));
     }
-    ASSERT_EQ(load->tensors.size(), tensors.size());
-    for (const Tensor& tensor : load->tensors) {
-      const auto original = table->Find(tensor.name);
+    ASSERT_EQ(load.tensors.size(), tensors.size());
+    for (const Tensor& tensor : load.tensors) {
+      const auto original = table.Find(tensor.name);
       ASSERT_TRUE(original) << Quote(tensor.name);
       EXPECT_EQ(tensor.dtype, original->dtype);
       EXPECT_TRUE(std::ranges::equal(tensor.shape, original->shape));
@@ -197,10 +193,9 @@ TEST(TensorsPropertyTest, SpoiltTablesAreRefusedOrWhole) {
   for (int round = 0; round < 20000; ++round) {
     uint64_t buffer_bytes = 0;
     const std::vector<Tensor> tensors = RandomTensors(&random, &buffer_bytes);
-    auto bytes = EncodeTable(tensors, RandomMetadata(&random), buffer_bytes);
-    ASSERT_TRUE(bytes);
-    (*bytes)[random() % bytes->size()] ^= std::byte{static_cast<uint8_t>(1U << random() % 8)};
-    const auto table = TensorTable::Open(*bytes, buffer_bytes);
+    auto bytes = Must(EncodeTable(tensors, RandomMetadata(&random), buffer_bytes));
+    bytes[random() % bytes.size()] ^= std::byte{static_cast<uint8_t>(1U << random() % 8)};
+    const auto table = TensorTable::Open(bytes, buffer_bytes);
     if (!table) {
       ++refused;
       continue;
@@ -220,17 +215,15 @@ TEST(TensorsPropertyTest, AHundredThousandAndAMillionTensors) {
       tensors.push_back(Make("t" + std::to_string(i), DType::kBF16, {2, 64}, uint64_t{256} * i));
     }
     const uint64_t buffer_bytes = uint64_t{256} * count;
-    const auto bytes = EncodeTable(tensors, {}, buffer_bytes);
-    ASSERT_TRUE(bytes) << bytes.error().ToString();
-    const auto table = TensorTable::Open(*bytes, buffer_bytes);
-    ASSERT_TRUE(table) << table.error().ToString();
-    ASSERT_EQ(table->count(), count);
+    const auto bytes = Must(EncodeTable(tensors, {}, buffer_bytes));
+    const auto table = Must(TensorTable::Open(bytes, buffer_bytes));
+    ASSERT_EQ(table.count(), count);
     for (uint32_t i = 0; i < count; i += 997) {
-      const auto found = table->Find("t" + std::to_string(i));
+      const auto found = table.Find("t" + std::to_string(i));
       ASSERT_TRUE(found) << i;
       EXPECT_EQ(found->offset, uint64_t{256} * i);
     }
-    EXPECT_FALSE(table->Find("t" + std::to_string(count)));
+    EXPECT_FALSE(table.Find("t" + std::to_string(count)));
   }
   const std::vector<Tensor> more(limits::kTensors + 1, Make("a", DType::kU8, {}));
   EXPECT_EQ(EncodeTable(more, {}, 1).error().code(), Code::kExhausted);

@@ -12,10 +12,12 @@
 #include "contract/tensors/safetensors.h"
 #include "contract/tensors/table.h"
 #include "contract/tensors/testing.h"
+#include "platform/base/testing/must.h"
 
 namespace gpushm::tensors {
 namespace {
 
+using ::gpushm::testing::Must;
 using ::testing::ElementsAre;
 using testing::Make;
 using ::testing::Pair;
@@ -32,27 +34,22 @@ constexpr uint64_t kDataBytes = 37;
 static_assert(kHeader.size() == 336);
 
 TEST(ReferenceTest, ItsFilesLoad) {
-  const auto file = ParseSafetensorsHeader(kHeader, kDataBytes);
-  ASSERT_TRUE(file) << file.error().ToString();
-  EXPECT_THAT(file->tensors,
+  const auto file = Must(ParseSafetensorsHeader(kHeader, kDataBytes));
+  EXPECT_THAT(file.tensors,
               ElementsAre(Make("scalar", DType::kI64, {}, 0),
                           Make("layer.0.weight", DType::kF32, {2, 3}, 8),
                           Make("empty", DType::kF16, {0, 4}, 32), Make("bias", DType::kU8, {3}, 32),
                           Make("\xc3\xa9", DType::kBool, {2}, 35)));
-  EXPECT_THAT(file->metadata, ElementsAre(Pair("format", "np")));
+  EXPECT_THAT(file.metadata, ElementsAre(Pair("format", "np")));
 }
 
 TEST(ReferenceTest, ItWouldWriteTheSameBytes) {
-  const auto file = ParseSafetensorsHeader(kHeader, kDataBytes);
-  ASSERT_TRUE(file) << file.error().ToString();
-  const auto bytes = EncodeTable(file->tensors, file->metadata, kDataBytes);
-  ASSERT_TRUE(bytes) << bytes.error().ToString();
-  const auto table = TensorTable::Open(*bytes, kDataBytes);
-  ASSERT_TRUE(table) << table.error().ToString();
-  const auto plan = PlanSave(*table);
-  ASSERT_TRUE(plan) << plan.error().ToString();
-  EXPECT_EQ(std::string_view(plan->head).substr(8), kHeader);
-  EXPECT_THAT(plan->segments, ElementsAre(Segment{0, 8 + kHeader.size(), 0, kDataBytes}));
+  const auto file = Must(ParseSafetensorsHeader(kHeader, kDataBytes));
+  const auto bytes = Must(EncodeTable(file.tensors, file.metadata, kDataBytes));
+  const auto table = Must(TensorTable::Open(bytes, kDataBytes));
+  const auto plan = Must(PlanSave(table));
+  EXPECT_EQ(std::string_view(plan.head).substr(8), kHeader);
+  EXPECT_THAT(plan.segments, ElementsAre(Segment{0, 8 + kHeader.size(), 0, kDataBytes}));
 }
 
 }  // namespace

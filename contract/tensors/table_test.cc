@@ -11,12 +11,14 @@
 #include "contract/tensors/encode.h"
 #include "contract/tensors/testing.h"
 #include "platform/base/quote.h"
+#include "platform/base/testing/must.h"
 #include "platform/base/testing_code.h"
 
 namespace gpushm::tensors {
 namespace {
 
 using gpushm::testing::CodeOf;
+using ::gpushm::testing::Must;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Make;
@@ -59,53 +61,49 @@ std::string Refusal(const Bytes& bytes) {
 TEST(TensorTableTest, AnswersWhatWasEncoded) {
   const Bytes bytes = Table();
   EXPECT_TRUE(TensorTable::IsTable(bytes));
-  const auto table = TensorTable::Open(bytes, kBuffer);
-  ASSERT_TRUE(table) << table.error().ToString();
-  ASSERT_EQ(table->count(), 2U);
-  EXPECT_EQ(table->at(0).name, "bias");
-  EXPECT_EQ(table->at(0).bytes, 2U);
-  EXPECT_TRUE(table->at(0).shape.empty());
-  const TensorView weight = table->at(1);
+  const auto table = Must(TensorTable::Open(bytes, kBuffer));
+  ASSERT_EQ(table.count(), 2U);
+  EXPECT_EQ(table.at(0).name, "bias");
+  EXPECT_EQ(table.at(0).bytes, 2U);
+  EXPECT_TRUE(table.at(0).shape.empty());
+  const TensorView weight = table.at(1);
   EXPECT_EQ(weight.name, "layer.weight");
   EXPECT_EQ(weight.name.data()[weight.name.size()], '\0');
   EXPECT_EQ(weight.dtype, DType::kF32);
   EXPECT_THAT(weight.shape, ElementsAre(2, 3));
   EXPECT_EQ(weight.offset, 256U);
   EXPECT_EQ(weight.bytes, 24U);
-  ASSERT_EQ(table->metadata_count(), 1U);
-  EXPECT_EQ(table->metadata(0), TensorTable::Pair("format", "pt"));
+  ASSERT_EQ(table.metadata_count(), 1U);
+  EXPECT_EQ(table.metadata(0), TensorTable::Pair("format", "pt"));
 }
 
 TEST(TensorTableTest, FindsByName) {
   const Bytes bytes = Table();
-  const auto table = TensorTable::Open(bytes, kBuffer);
-  ASSERT_TRUE(table);
-  ASSERT_TRUE(table->Find("layer.weight"));
-  EXPECT_EQ(table->Find("layer.weight")->offset, 256U);
+  const auto table = Must(TensorTable::Open(bytes, kBuffer));
+  ASSERT_TRUE(table.Find("layer.weight"));
+  EXPECT_EQ(table.Find("layer.weight")->offset, 256U);
   for (const char* const absent : {"", "bia", "biasx", "layer", "z"}) {
-    EXPECT_FALSE(table->Find(absent)) << absent;
+    EXPECT_FALSE(table.Find(absent)) << absent;
   }
-  EXPECT_EQ(table->FindMetadata("format"), "pt");
-  EXPECT_FALSE(table->FindMetadata("other"));
+  EXPECT_EQ(table.FindMetadata("format"), "pt");
+  EXPECT_FALSE(table.FindMetadata("other"));
 }
 
 TEST(TensorTableTest, MayBeEmpty) {
   const Bytes bytes = Encode({});
-  const auto table = TensorTable::Open(bytes, 0);
-  ASSERT_TRUE(table) << table.error().ToString();
-  EXPECT_EQ(table->count(), 0U);
-  EXPECT_FALSE(table->Find("a"));
+  const auto table = Must(TensorTable::Open(bytes, 0));
+  EXPECT_EQ(table.count(), 0U);
+  EXPECT_FALSE(table.Find("a"));
 }
 
 // Goal: names of other languages sort by their bytes, and above ASCII, on every platform.
 TEST(TensorTableTest, SortsByBytes) {
   const Bytes bytes = Encode({Make("\xc3\xa4", DType::kU8, {1}), Make("z", DType::kU8, {1}),
                               Make("B", DType::kU8, {1}), Make("a", DType::kU8, {1})});
-  const auto table = TensorTable::Open(bytes, kBuffer);
-  ASSERT_TRUE(table) << table.error().ToString();
-  EXPECT_EQ(table->at(0).name, "B");
-  EXPECT_EQ(table->at(3).name, "\xc3\xa4");
-  EXPECT_TRUE(table->Find("\xc3\xa4"));
+  const auto table = Must(TensorTable::Open(bytes, kBuffer));
+  EXPECT_EQ(table.at(0).name, "B");
+  EXPECT_EQ(table.at(3).name, "\xc3\xa4");
+  EXPECT_TRUE(table.Find("\xc3\xa4"));
 }
 
 // Goal: tied weights, two names for the same bytes, are allowed.
@@ -154,11 +152,10 @@ TEST(TensorTableTest, SkipsFieldsOfLaterVersions) {
   pair.value_offset += moved;
   Patch(&bytes, header.pairs_offset, pair);
 
-  const auto table = TensorTable::Open(bytes, kBuffer);
-  ASSERT_TRUE(table) << table.error().ToString();
-  EXPECT_THAT(table->at(1).shape, ElementsAre(2, 3));
-  EXPECT_EQ(table->Find("bias")->bytes, 2U);
-  EXPECT_EQ(table->FindMetadata("format"), "pt");
+  const auto table = Must(TensorTable::Open(bytes, kBuffer));
+  EXPECT_THAT(table.at(1).shape, ElementsAre(2, 3));
+  EXPECT_EQ(table.Find("bias")->bytes, 2U);
+  EXPECT_EQ(table.FindMetadata("format"), "pt");
 }
 
 TEST(TensorTableTest, RefusesOtherHeaders) {
@@ -291,10 +288,9 @@ TEST(EncodeTableTest, KeepsTheLimits) {
   metadata["a"] = std::string(limits::kDescriptionBytes, 'x');
   EXPECT_EQ(CodeOf(EncodeTable({}, metadata, 0)), Code::kExhausted);
   metadata["a"].resize(limits::kDescriptionBytes - sizeof(Header) - sizeof(PairEntry) - 3);
-  const auto largest = EncodeTable({}, metadata, 0);
-  ASSERT_TRUE(largest) << largest.error().ToString();
-  EXPECT_EQ(largest->size(), limits::kDescriptionBytes);
-  EXPECT_TRUE(TensorTable::Open(*largest, 0));
+  const auto largest = Must(EncodeTable({}, metadata, 0));
+  EXPECT_EQ(largest.size(), limits::kDescriptionBytes);
+  EXPECT_TRUE(TensorTable::Open(largest, 0));
   for (uint32_t i = 0; i < limits::kMetadataPairs; ++i) metadata[std::to_string(i)];
   EXPECT_EQ(CodeOf(EncodeTable({}, metadata, 0)), Code::kExhausted);
 }

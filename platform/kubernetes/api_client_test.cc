@@ -8,11 +8,13 @@
 #include <filesystem>
 #include <fstream>
 
+#include "platform/base/testing/must.h"
 #include "platform/kubernetes/testing/api_server.h"
 
 namespace gpushm::kubernetes {
 namespace {
 
+using ::gpushm::testing::Must;
 using ::testing::HasSubstr;
 
 constexpr char kNode[] = "/api/v1/nodes/node0";
@@ -26,9 +28,8 @@ class ApiClientTest : public ::testing::Test {
 };
 
 TEST_F(ApiClientTest, AnAnswerIsReturned) {
-  const auto text = Get();
-  ASSERT_TRUE(text) << text.error().ToString();
-  EXPECT_THAT(*text, HasSubstr("node-uid"));
+  const auto text = Must(Get());
+  EXPECT_THAT(text, HasSubstr("node-uid"));
 }
 
 // The kubelet replaces a token while the pod runs.
@@ -93,13 +94,11 @@ TEST_F(ApiClientTest, ASilentServerIsLeftAtTheDeadline) {
 TEST(FindApiTest, TheAddressIsGivenOrInTheEnvironment) {
   setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1", 1);
   setenv("KUBERNETES_SERVICE_PORT", "6443", 1);
-  const auto found = FindApi("", "/folder");
-  ASSERT_TRUE(found);
-  EXPECT_EQ(found->host, "10.96.0.1");
-  EXPECT_EQ(found->port, 6443);
-  const auto given = FindApi("[fd00::1]:443", "/folder");
-  ASSERT_TRUE(given);
-  EXPECT_EQ(given->host, "fd00::1");
+  const auto found = Must(FindApi("", "/folder"));
+  EXPECT_EQ(found.host, "10.96.0.1");
+  EXPECT_EQ(found.port, 6443);
+  const auto given = Must(FindApi("[fd00::1]:443", "/folder"));
+  EXPECT_EQ(given.host, "fd00::1");
   unsetenv("KUBERNETES_SERVICE_HOST");
   unsetenv("KUBERNETES_SERVICE_PORT");
   const auto none = FindApi("", "/folder");
