@@ -30,9 +30,7 @@ class AdvanceTest : public LinkedTest {
 };
 
 TEST_F(AdvanceTest, TheAddressAndItsGraphGetEachNewGeneration) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker reader(run());
+  auto [broker, writer, reader] = Pair(run());
   const Answer first = Make(&writer, "create", 1);
   ASSERT_EQ(reader.Do("attach weights r 0").value, first.value);
   const int64_t address = reader.Do("address").value;
@@ -58,9 +56,7 @@ TEST_F(AdvanceTest, TheAddressAndItsGraphGetEachNewGeneration) {
 }
 
 TEST_F(AdvanceTest, AnotherSizeAndAnUnpublishedOneAreRefused) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker reader(run());
+  auto [broker, writer, reader] = Pair(run());
   const Answer first = Make(&writer, "create", 7);
   ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
   const Answer larger = Make(&writer, "replace", 8, "8000000");
@@ -76,9 +72,7 @@ TEST_F(AdvanceTest, AnotherSizeAndAnUnpublishedOneAreRefused) {
 
 // The stream works until the signal is set.
 TEST_F(AdvanceTest, WorkOnTheStreamsIsWaitedFor) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker reader(run());
+  auto [broker, writer, reader] = Pair(run());
   Make(&writer, "create", 1);
   ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("signal open go w 0").status, GPUSHM_OK);
@@ -94,9 +88,7 @@ TEST_F(AdvanceTest, WorkOnTheStreamsIsWaitedFor) {
 }
 
 TEST_F(AdvanceTest, AFailureLeavesTheOldBytes) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker reader(run());
+  auto [broker, writer, reader] = Pair(run());
   const Answer first = Make(&writer, "create", 1);
   ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
   ASSERT_EQ(reader.Do("read").value, 1);
@@ -126,11 +118,7 @@ TEST_F(AdvanceTest, AFailureLeavesTheOldBytes) {
 
 // What a process published it may advance, too, and what its ring holds stays where it is.
 TEST_F(AdvanceTest, AMakerAdvancesAndItsRingKeepsItsFrames) {
-  Broker broker(run(), "64Mi");
-  Worker maker(run());
-  Worker other(run());
-  ASSERT_EQ(maker.Do("create-unpublished weights 4096").status, GPUSHM_OK);
-  ASSERT_EQ(maker.Do("publish").status, GPUSHM_OK);
+  auto [broker, maker, other] = Pair(run(), {"create-unpublished weights 4096", "publish"});
   for (int i = 2; i <= 3; ++i) {
     const Answer next = Make(&other, "replace", i);
     EXPECT_EQ(maker.Do("current").status, GPUSHM_STALE);
@@ -159,9 +147,7 @@ TEST_F(AdvanceTest, AMakerAdvancesAndItsRingKeepsItsFrames) {
 }
 
 TEST_F(AdvanceTest, AnOrphanAdvancesToTheNewBrokersBuffer) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker reader(run());
+  auto [broker, writer, reader] = Pair(run());
   Make(&writer, "create", 1);
   ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
   broker.Kill();

@@ -47,9 +47,7 @@ TEST_F(BarrierTest, ThreeContainersPassFiftyPointsInStep) {
 }
 
 TEST_F(BarrierTest, AKilledParticipantIsToldOfAndAllGoOnInANewGeneration) {
-  Broker broker(run(), "64Mi");
-  Worker first(run());
-  Worker second(run());
+  auto [broker, first, second] = Pair(run());
   std::optional<Worker> doomed(run());
   for (Worker* const worker : {&first, &second, &*doomed}) {
     ASSERT_TRUE(worker->Begin(kOpenThree)) << "the command could not be sent to the worker";
@@ -81,10 +79,7 @@ TEST_F(BarrierTest, AKilledParticipantIsToldOfAndAllGoOnInANewGeneration) {
 }
 
 TEST_F(BarrierTest, ATimeoutNamesWhoIsMissing) {
-  Broker broker(run(), "64Mi");
-  Worker first(run());
-  Worker second(run());
-  ASSERT_EQ(first.Do(kOpenTwo).status, GPUSHM_OK);
+  auto [broker, first, second] = Pair(run(), {kOpenTwo});
   Answer missing = first.Do("barrier wait 50");
   EXPECT_EQ(missing.status, GPUSHM_TIMEOUT);
   EXPECT_EQ(missing.value, -1) << "the missing one has not joined, so the error can name no client";
@@ -97,9 +92,7 @@ TEST_F(BarrierTest, ATimeoutNamesWhoIsMissing) {
 }
 
 TEST_F(BarrierTest, AllGiveTheSameNumber) {
-  Broker broker(run(), "64Mi");
-  Worker first(run());
-  std::optional<Worker> second(run());
+  auto [broker, first, second] = Pair(run());
   Worker third(run());
   ASSERT_EQ(first.Do("barrier open step 0 0").status, GPUSHM_INVALID_ARGUMENT);
   ASSERT_EQ(first.Do("barrier open step 129 0").status, GPUSHM_INVALID_ARGUMENT);
@@ -107,22 +100,18 @@ TEST_F(BarrierTest, AllGiveTheSameNumber) {
   ASSERT_EQ(old.status, GPUSHM_OK);
   EXPECT_EQ(third.Do(kOpenThree).status, GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(third.Do("signal open step r -1").status, GPUSHM_INVALID_ARGUMENT);
-  ASSERT_EQ(second->Do(kOpenTwo).status, GPUSHM_OK);
+  ASSERT_EQ(second.Do(kOpenTwo).status, GPUSHM_OK);
   EXPECT_EQ(third.Do("barrier open step 2 -1").status, GPUSHM_BUSY);
   EXPECT_EQ(third.Do("barrier open step 2 50").status, GPUSHM_TIMEOUT);
   // A process that waits for a place gets one in the next generation.
   ASSERT_TRUE(third.Begin(kOpenTwo));
-  second->Kill();
+  second.Kill();
   EXPECT_GT(third.Await("barrier open").value, old.value);
 }
 
 TEST_F(BarrierTest, StreamsPassTogether) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker reader(run());
-  ASSERT_EQ(writer.Do("create frame 1048576").status, GPUSHM_OK);
-  ASSERT_EQ(reader.Do("attach frame r 0").status, GPUSHM_OK);
-  ASSERT_EQ(reader.Do(kOpenTwo).status, GPUSHM_OK);
+  auto [broker, writer, reader] =
+      Pair(run(), {"create frame 1048576"}, {"attach frame r 0", kOpenTwo});
   EXPECT_EQ(reader.Do("barrier await 0").status, GPUSHM_BUSY)
       << "a stream must not wait before all participants have joined";
   ASSERT_EQ(writer.Do(kOpenTwo).status, GPUSHM_OK);
@@ -146,11 +135,7 @@ TEST_F(BarrierTest, StreamsPassTogether) {
 }
 
 TEST_F(BarrierTest, OneStreamArrivesAtATime) {
-  Broker broker(run(), "64Mi");
-  Worker first(run());
-  Worker second(run());
-  ASSERT_EQ(first.Do(kOpenTwo).status, GPUSHM_OK);
-  ASSERT_EQ(second.Do(kOpenTwo).status, GPUSHM_OK);
+  auto [broker, first, second] = Pair(run(), {kOpenTwo}, {kOpenTwo});
   ASSERT_EQ(first.Do("barrier await 0").status, GPUSHM_OK);
   ASSERT_EQ(first.Do("barrier await 0").status, GPUSHM_OK)
       << "the same stream may arrive again behind its first wait";
@@ -176,9 +161,7 @@ TEST_F(BarrierTest, TheStreamsOfAProcessWaitForEventsOfTheirOwn) {
 }
 
 TEST_F(BarrierTest, AStreamThatWaitsGoesOnWhenOneIsKilled) {
-  Broker broker(run(), "64Mi");
-  Worker first(run());
-  Worker second(run());
+  auto [broker, first, second] = Pair(run());
   std::optional<Worker> doomed(run());
   for (Worker* const worker : {&first, &second, &*doomed}) {
     ASSERT_EQ(worker->Do(kOpenThree).status, GPUSHM_OK);
@@ -198,20 +181,18 @@ TEST_F(BarrierTest, AStreamThatWaitsGoesOnWhenOneIsKilled) {
 
 TEST_F(BarrierTest, NobodyNoticesThatTheBrokerWasKilled) {
   StartKeeper();
-  Broker broker(run(), "64Mi", Linked());
-  Worker first(run());
-  std::optional<Worker> second(run());
+  auto [broker, first, second] = Pair(run(), {}, {}, Linked());
   const Answer old = first.Do(kOpenTwo);
-  ASSERT_EQ(second->Do(kOpenTwo).value, old.value);
+  ASSERT_EQ(second.Do(kOpenTwo).value, old.value);
   for (int point = 1; point <= 6; ++point) {
     broker.Kill();
     ASSERT_TRUE(first.Begin("barrier wait 20000"));
     if (point % 2 == 0) broker.Start();
-    EXPECT_EQ(second->Do("barrier wait 20000").value, point);
+    EXPECT_EQ(second.Do("barrier wait 20000").value, point);
     EXPECT_EQ(first.Await("barrier wait").value, point);
   }
   broker.Kill();
-  second->Kill();
+  second.Kill();
   EXPECT_EQ(first.Do("barrier wait 50").status, GPUSHM_TIMEOUT)
       << "without a broker, nobody can report the death";
   broker.Start();

@@ -26,20 +26,10 @@ constexpr int64_t kShortMs = 50;
 constexpr int64_t kLateMs = kShortMs + 50 + 20;
 constexpr int64_t kAnswerMs = 1500;  // For what allows a broker one second.
 
-template <typename T>
-T Sized() {
-  T value;
-  GPUSHM_INIT(&value);
-  return value;
-}
-
 class DeadlineTest : public SharedBrokerTest {
  protected:
   void SetUp() override {
-    const std::string folder = run();
-    auto options = Sized<gpushm_open_options>();
-    options.folder = folder.c_str();
-    ASSERT_EQ(gpushm_open(&options, &client_), GPUSHM_OK) << gpushm_last_error()->text;
+    client_ = OpenClient(run());
     ASSERT_EQ(gpushm_create(client_, "weights", 4096, nullptr, &made_), GPUSHM_OK)
         << gpushm_last_error()->text;
     // The first attach of a process takes long, because it initialises the driver.
@@ -118,13 +108,10 @@ TEST_F(DeadlineTest, CreateAfterADetach) {
 // One request asks for all missing participants, and it takes little time.
 TEST_F(DeadlineTest, ABarrierThatManyMiss) {
   constexpr uint32_t kMissing = 20;
-  const std::string folder = run();
-  auto connecting = Sized<gpushm_open_options>();
-  connecting.folder = folder.c_str();
   auto options = Sized<gpushm_barrier_options>();
   options.participants = kMissing + 1;
   std::vector<gpushm_client*> others(kMissing);
-  for (gpushm_client*& other : others) ASSERT_EQ(gpushm_open(&connecting, &other), GPUSHM_OK);
+  for (gpushm_client*& other : others) other = OpenClient(run());
   std::vector<gpushm_barrier*>
       barriers;  // One for each call, because known holders are not requested again.
   for (const char* name : {"one", "two", "three"}) {
@@ -214,11 +201,7 @@ TEST_F(DeadlineTest, Opening) {
 TEST_F(DeadlineTest, OpeningWhatIsThere) {
   auto options = Sized<gpushm_barrier_options>();
   options.participants = 2;
-  const std::string folder = run();
-  auto connecting = Sized<gpushm_open_options>();
-  connecting.folder = folder.c_str();
-  gpushm_client* other = nullptr;
-  ASSERT_EQ(gpushm_open(&connecting, &other), GPUSHM_OK);
+  gpushm_client* const other = OpenClient(run());
   gpushm_barrier* barrier = nullptr;
   ASSERT_EQ(gpushm_barrier_open(other, "there", &options, &barrier), GPUSHM_OK);
   auto signals = Sized<gpushm_signal_options>();

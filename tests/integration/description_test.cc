@@ -24,14 +24,8 @@ class DescriptionTest : public LinkedTest {
     for (gpushm_client* client : clients_) gpushm_close(client);
   }
   gpushm_client* Connect() {
-    gpushm_open_options options;
-    GPUSHM_INIT(&options);
-    const std::string folder = run();
-    options.folder = folder.c_str();
-    gpushm_client* client = nullptr;
-    EXPECT_EQ(gpushm_open(&options, &client), GPUSHM_OK) << gpushm_last_error()->text;
-    clients_.push_back(client);
-    return client;
+    clients_.push_back(OpenClient(run()));
+    return clients_.back();
   }
   void Close(gpushm_client* client) {
     std::erase(clients_, client);

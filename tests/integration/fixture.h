@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/testing.h"
 #include "platform/driver/device.h"
 #include "plugin/keeper/keeper.h"
 #include "tests/integration/processes.h"
@@ -44,14 +45,8 @@ inline bool UnderMps() {
 class IntegrationTest : public ::testing::Test {
  protected:
   IntegrationTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "gpushm-it-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
     setenv("GPUSHM_SIM_DIR", (folder_ + "/sim").c_str(), 1);
     std::filesystem::create_directory(folder_ + "/run");
-  }
-  ~IntegrationTest() override {
-    std::error_code ignored;  // Processes that are ending remove files at the same time.
-    std::filesystem::remove_all(folder_, ignored);
   }
 
   std::string run() const { return folder_ + "/run"; }
@@ -69,7 +64,22 @@ class IntegrationTest : public ::testing::Test {
     return true;
   }
 
-  std::string folder_;
+  const gpushm::testing::TempFolder made_;
+  const std::string& folder_ = made_.path();
+};
+
+// A broker, and two processes that have carried out their commands, one after the other.
+struct Pair {
+  using Commands = std::vector<std::string>;
+  explicit Pair(const std::string& folder, const Commands& one = {}, const Commands& other = {},
+                const std::vector<std::string>& arguments = {})
+      : broker(folder, "64Mi", arguments), first(folder), second(folder) {
+    for (const auto& command : one) EXPECT_EQ(first.Do(command).status, GPUSHM_OK) << command;
+    for (const auto& command : other) EXPECT_EQ(second.Do(command).status, GPUSHM_OK) << command;
+  }
+  Broker broker;
+  Worker first;
+  Worker second;
 };
 
 inline constexpr char kAllocation[] = "m0000";

@@ -15,7 +15,6 @@
 
 #include <array>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -262,22 +261,6 @@ TEST_F(ForkTest, AParentThatSpawnsGoesOn) {
     gpushm_close(client);
   }));
 }
-
-#ifdef GPUSHM_PYTHON
-// Goal: Python's multiprocessing works in fork mode when the parent has loaded libgpushm.
-TEST_F(ForkTest, PythonsMultiprocessingWorks) {
-  const std::string folder = run();
-  const char* const script = std::getenv("GPUSHM_PYTHON_SCRIPT");
-  ASSERT_NE(script, nullptr);
-  std::array<const char*, 5> arguments = {GPUSHM_PYTHON, script, GPUSHM_LIBRARY, folder.c_str(),
-                                          nullptr};
-  pid_t child = 0;
-  ASSERT_EQ(posix_spawn(&child, GPUSHM_PYTHON, nullptr, nullptr,
-                        const_cast<char**>(arguments.data()), environ),
-            0);
-  EXPECT_TRUE(EndsWell(child));
-}
-#endif
 
 }  // namespace
 }  // namespace gpushm::integration

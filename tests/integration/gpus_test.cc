@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/testing/must.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"
@@ -18,6 +19,7 @@
 namespace gpushm::integration {
 namespace {
 
+using ::gpushm::testing::Must;
 using ::testing::HasSubstr;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
@@ -40,20 +42,9 @@ class GpusTest : public IntegrationTest {
   }
 };
 
-template <typename Struct>
-Struct Sized() {
-  Struct made;
-  GPUSHM_INIT(&made);
-  return made;
-}
-
 class Application {
  public:
-  explicit Application(const std::string& folder) {
-    auto options = Sized<gpushm_open_options>();
-    options.folder = folder.c_str();
-    EXPECT_EQ(gpushm_open(&options, &client_), GPUSHM_OK) << gpushm_last_error()->text;
-  }
+  explicit Application(const std::string& folder) : client_(OpenClient(folder)) {}
   ~Application() { gpushm_close(client_); }
 
   gpushm_client* get() const { return client_; }
@@ -78,7 +69,7 @@ class Application {
   }
 
  private:
-  gpushm_client* client_ = nullptr;
+  gpushm_client* const client_;
 };
 
 int32_t DeviceOf(const gpushm_attachment* attachment) {
@@ -88,12 +79,10 @@ int32_t DeviceOf(const gpushm_attachment* attachment) {
 }
 
 TEST_F(GpusTest, BuffersAreMadeWhereTheyAreAsked) {
-  const auto loaded = CudaApi::Load(DriverFolderFromEnvironment());
-  ASSERT_TRUE(loaded) << loaded.error().ToString();
-  const CudaApi& api = **loaded;
-  const auto devices = ListDevices(api);
-  ASSERT_TRUE(devices) << devices.error().ToString();
-  if (devices->size() != 2) GTEST_SKIP() << "this test needs two GPUs";
+  const auto loaded = Must(CudaApi::Load(DriverFolderFromEnvironment()));
+  const CudaApi& api = *loaded;
+  const auto devices = Must(ListDevices(api));
+  if (devices.size() != 2) GTEST_SKIP() << "this test needs two GPUs";
   const Broker broker(run(), "16Mi", {"--config", folder_ + "/broker.yaml"});
   const Application app(run());
   gpushm_client* const client = app.get();
@@ -104,8 +93,7 @@ TEST_F(GpusTest, BuffersAreMadeWhereTheyAreAsked) {
   for (uint32_t gpu = 0; gpu < 2; ++gpu) {
     const gpushm_gpu_info& info = gpus[gpu];
     EXPECT_EQ(info.gpu, gpu);
-    EXPECT_EQ(std::memcmp(info.gpu_uuid, (*devices)[gpu].uuid.bytes.data(), sizeof info.gpu_uuid),
-              0);
+    EXPECT_EQ(std::memcmp(info.gpu_uuid, devices[gpu].uuid.bytes.data(), sizeof info.gpu_uuid), 0);
     EXPECT_EQ(info.pool_bytes, 16 * kMiB);
     EXPECT_EQ(info.used_bytes, 2 * kMiB);
     EXPECT_EQ(info.lost, 0U);
@@ -153,11 +141,9 @@ TEST_F(GpusTest, BuffersAreMadeWhereTheyAreAsked) {
   EXPECT_THAT(gpushm_last_error()->text, HasSubstr("the pool on GPU 1 has"));
 
   // Offered memory is where it is, and so is its copy.
-  const auto memory = DeviceMemory::Create(api, 1, 2 * kMiB);
-  ASSERT_TRUE(memory);
-  const auto mapping = DeviceMapping::Map(api, *memory, 2 * kMiB, 1, Access::kReadWrite);
-  ASSERT_TRUE(mapping);
-  ASSERT_EQ(gpushm_offer(client, "own", mapping->address(), 2 * kMiB, nullptr, nullptr), GPUSHM_OK)
+  const auto memory = Must(DeviceMemory::Create(api, 1, 2 * kMiB));
+  const auto mapping = Must(DeviceMapping::Map(api, memory, 2 * kMiB, 1, Access::kReadWrite));
+  ASSERT_EQ(gpushm_offer(client, "own", mapping.address(), 2 * kMiB, nullptr, nullptr), GPUSHM_OK)
       << gpushm_last_error()->text;
   EXPECT_EQ(app.GpuOf("own"), 1U);
   EXPECT_EQ(DeviceOf(app.Attach("own")), 1);

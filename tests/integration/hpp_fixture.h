@@ -9,7 +9,7 @@
 
 namespace gpushm::integration {
 
-class HppTest : public testing::Test {
+class HppTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite();  // Starts the broker, with a pool of 64 MiB.
   static void TearDownTestSuite();

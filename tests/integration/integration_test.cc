@@ -64,9 +64,7 @@ TEST_F(IntegrationTest, ValuesAreSeenAcrossProcesses) {
 }
 
 TEST_F(IntegrationTest, GenerationsReplaceEachOther) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker reader(run());
+  auto [broker, writer, reader] = Pair(run());
   const Answer first = writer.Do(std::string("create weights ") + kMiBText);
   ASSERT_EQ(first.status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("write 1").status, 0);
@@ -90,46 +88,12 @@ TEST_F(IntegrationTest, GenerationsReplaceEachOther) {
 }
 
 TEST_F(IntegrationTest, UnpublishedGoesWithItsMaker) {
-  Broker broker(run(), "64Mi");
-  Worker maker(run());
-  Worker other(run());
-  ASSERT_EQ(maker.Do(std::string("create-unpublished weights ") + kMiBText).status, GPUSHM_OK);
+  auto [broker, maker, other] =
+      Pair(run(), {std::string("create-unpublished weights ") + kMiBText});
   EXPECT_NE(other.Do("attach weights r -1").status, GPUSHM_OK);
   maker.Kill();
   EXPECT_TRUE(Eventually(
       [&] { return other.Do(std::string("create weights ") + kMiBText).status == GPUSHM_OK; }));
-}
-
-TEST_F(IntegrationTest, AnotherBrokerMakesOrphans) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker reader(run());
-  const Answer first = writer.Do(std::string("create weights ") + kMiBText);
-  ASSERT_EQ(first.status, GPUSHM_OK);
-  ASSERT_EQ(writer.Do("write 7").status, 0);
-  ASSERT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
-  broker.Kill();
-  EXPECT_EQ(reader.Do("read").value, 7) << "a mapping must work without a broker";
-  EXPECT_EQ(reader.Do("current").status, GPUSHM_OK);
-  broker.Start();
-  EXPECT_EQ(reader.Do("attach weights r -1").status, GPUSHM_NOT_FOUND);
-  EXPECT_EQ(writer.Do("holders weights").status, GPUSHM_OK);
-  EXPECT_EQ(writer.Do("current").status, GPUSHM_ORPHANED);
-  const Answer second = writer.Do(std::string("create weights ") + kMiBText);
-  ASSERT_EQ(second.status, GPUSHM_OK);
-  EXPECT_GT(second.value, first.value) << "a generation must never be reused";
-  EXPECT_EQ(reader.Do("attach weights r 0").value, second.value);
-}
-
-TEST_F(IntegrationTest, OfferedMemoryOutlivesItsOwner) {
-  Broker broker(run(), "64Mi");
-  Worker owner(run());
-  Worker reader(run());
-  ASSERT_EQ(owner.Do("offer mine 2097152 99 vmm").status, GPUSHM_OK);
-  ASSERT_EQ(reader.Do("attach mine r 0").status, GPUSHM_OK);
-  EXPECT_EQ(reader.Do("read").value, 99);
-  owner.Kill();
-  EXPECT_EQ(reader.Do("read").value, 99);
 }
 
 TEST_F(IntegrationTest, FilesBothWays) {
@@ -180,16 +144,6 @@ TEST_F(IntegrationTest, TheFirstLoadFillsAReadOnlyBuffer) {
     EXPECT_EQ(loader.Do(load).status, GPUSHM_DENIED)
         << "a buffer that has its content must not be loaded again";
   }
-}
-
-TEST_F(IntegrationTest, WaitsForAMakerThatComesLater) {
-  Broker broker(run(), "64Mi");
-  Worker reader(run());
-  Worker writer(run());
-  EXPECT_EQ(reader.Do("attach weights r 30").status, GPUSHM_TIMEOUT);
-  EXPECT_EQ(writer.Do("create weights 999999999999").status, GPUSHM_EXHAUSTED);
-  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiBText).status, GPUSHM_OK);
-  EXPECT_EQ(reader.Do("attach weights r 0").status, GPUSHM_OK);
 }
 
 // Goal: a process that is killed at any time leaves nothing behind. Method: a thousand processes

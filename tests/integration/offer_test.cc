@@ -11,9 +11,7 @@ constexpr int kCopied = 100;
 using OfferTest = IntegrationTest;
 
 TEST_F(OfferTest, CudaMallocGoesByCuIpcBetweenPidNumbersThatDiffer) {
-  Broker broker(run(), "64Mi");
-  Worker owner(run());
-  Worker reader(run());
+  auto [broker, owner, reader] = Pair(run());
   const Answer offered = owner.Do("offer mine 2097152 99 malloc");
   ASSERT_EQ(offered.status, GPUSHM_OK);
   EXPECT_EQ(offered.value, GPUSHM_TRANSPORT_CUIPC);
@@ -51,14 +49,12 @@ TEST_F(OfferTest, CudaMallocIsRefusedBetweenEqualPidNumbersAndPoisonsNothing) {
 
 // An owner gets its memory back when the last process has let it go, also by dying.
 TEST_F(OfferTest, AnOwnerSeesWhoUsesItsMemory) {
-  Broker broker(run(), "64Mi");
-  Worker owner(run());
-  std::optional<Worker> first(run());
+  auto [broker, owner, first] = Pair(run());
   std::optional<Worker> second(run());
   ASSERT_EQ(owner.Do("offer mine 2097152 99 vmm").value, GPUSHM_TRANSPORT_VMM);
   EXPECT_EQ(owner.Do("offer-state mine").value, 0)
       << "the name must exist, and no process may use the offer yet";
-  ASSERT_EQ(first->Do("attach mine r 0").status, GPUSHM_OK);
+  ASSERT_EQ(first.Do("attach mine r 0").status, GPUSHM_OK);
   ASSERT_EQ(second->Do("attach mine r 0").status, GPUSHM_OK);
   EXPECT_EQ(owner.Do("offer-state mine").value, 2);
   ASSERT_EQ(owner.Do("delete mine").status, GPUSHM_OK);
@@ -66,7 +62,7 @@ TEST_F(OfferTest, AnOwnerSeesWhoUsesItsMemory) {
   // The next memory of that name is other memory.
   ASSERT_EQ(second->Do("create mine 4096").status, GPUSHM_OK);
   EXPECT_EQ(owner.Do("offer-state mine").value, 2);
-  first->Kill();
+  first.Kill();
   EXPECT_TRUE(Eventually([&] { return owner.Do("offer-state mine").value == 1; }));
   second->Kill();
   EXPECT_TRUE(Eventually([&] { return owner.Do("offer-state mine").value == 100; }));
@@ -74,9 +70,7 @@ TEST_F(OfferTest, AnOwnerSeesWhoUsesItsMemory) {
 
 // Goal: what an allocator gave out is shared without a copy, wherever it lies in its allocations.
 TEST_F(OfferTest, ARangeWithinOrAcrossAllocationsIsSharedAsItIs) {
-  Broker broker(run(), "64Mi");
-  Worker owner(run());
-  Worker reader(run());
+  auto [broker, owner, reader] = Pair(run());
   struct Case {
     const char* name;
     const char* bytes;
@@ -109,11 +103,7 @@ TEST_F(OfferTest, ARangeWithinOrAcrossAllocationsIsSharedAsItIs) {
 
 // A broker without a plugin loses what it knew, and others may still use the memory.
 TEST_F(OfferTest, AfterABrokersDeathNobodyKnowsWhoUsesIt) {
-  Broker broker(run(), "64Mi");
-  Worker owner(run());
-  Worker reader(run());
-  ASSERT_EQ(owner.Do("offer mine 2097152 99 vmm").status, GPUSHM_OK);
-  ASSERT_EQ(reader.Do("attach mine r 0").status, GPUSHM_OK);
+  auto [broker, owner, reader] = Pair(run(), {"offer mine 2097152 99 vmm"}, {"attach mine r 0"});
   EXPECT_EQ(reader.Do("offer-state mine").status, GPUSHM_INVALID_ARGUMENT)
       << "a process that offered nothing must get no state of an offer";
   broker.Kill();
@@ -122,9 +112,7 @@ TEST_F(OfferTest, AfterABrokersDeathNobodyKnowsWhoUsesIt) {
 }
 
 TEST_F(OfferTest, WhatCannotBeSharedIsCopiedOnlyIfAllowed) {
-  Broker broker(run(), "64Mi");
-  Worker owner(run());
-  Worker reader(run());
+  auto [broker, owner, reader] = Pair(run());
   EXPECT_EQ(owner.Do("offer mine 2097152 98 private").status, GPUSHM_UNSUPPORTED);
   EXPECT_EQ(reader.Do("attach mine r -1").status, GPUSHM_NOT_FOUND);
   const Answer copied = owner.Do("offer mine 2097152 99 copy");

@@ -117,6 +117,14 @@ std::string LogOfBroker(const std::string& folder, const std::vector<std::string
   return log;
 }
 
+gpushm_client* OpenClient(const std::string& folder) {
+  auto options = Sized<gpushm_open_options>();
+  options.folder = folder.c_str();
+  gpushm_client* client = nullptr;
+  EXPECT_EQ(gpushm_open(&options, &client), GPUSHM_OK) << gpushm_last_error()->text;
+  return client;
+}
+
 Worker::Worker(const std::string& folder, const std::string& pod_uid) {
   int ends[2];
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);

@@ -28,8 +28,6 @@
 //   offer-state NAME              of the worker's last offer; VALUE: users, or 100 if unused
 //   signal ..., barrier ..., ring ...   see signal_commands.h, barrier_commands.h, ring_commands.h
 //   waiter ...                    see waiter_commands.h
-//   cut                           shuts the connection to the broker down without telling the
-//                                 library
 #pragma once
 
 #include <sys/types.h>
@@ -91,6 +89,17 @@ class Broker {
 
 // Runs gpushm-broker until it ends by itself. Returns its log.
 std::string LogOfBroker(const std::string& folder, const std::vector<std::string>& arguments);
+
+// A struct of the C API, initialised.
+template <typename T>
+T Sized() {
+  T value;
+  GPUSHM_INIT(&value);
+  return value;
+}
+
+// A client of this process, which the caller closes.
+gpushm_client* OpenClient(const std::string& folder);
 
 struct Answer {
   int status = -1;

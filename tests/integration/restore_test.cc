@@ -29,12 +29,7 @@ class RestoreTest : public LinkedTest {
   using Holder = std::tuple<std::string, std::string, uint64_t, uint64_t, uint64_t, uint32_t>;
   std::vector<Holder> Holders() const {
     std::vector<Holder> holders;
-    gpushm_open_options options;
-    GPUSHM_INIT(&options);
-    const std::string folder = run();
-    options.folder = folder.c_str();
-    gpushm_client* client = nullptr;
-    EXPECT_EQ(gpushm_open(&options, &client), GPUSHM_OK);
+    gpushm_client* const client = OpenClient(run());
     std::vector<gpushm_holder> found(64);
     GPUSHM_INIT(&found[0]);
     size_t count = 0;
@@ -47,12 +42,7 @@ class RestoreTest : public LinkedTest {
     return holders;
   }
   uint32_t StateOf(const char* name) const {
-    gpushm_open_options options;
-    GPUSHM_INIT(&options);
-    const std::string folder = run();
-    options.folder = folder.c_str();
-    gpushm_client* client = nullptr;
-    EXPECT_EQ(gpushm_open(&options, &client), GPUSHM_OK);
+    gpushm_client* const client = OpenClient(run());
     gpushm_info info;
     GPUSHM_INIT(&info);
     const gpushm_status status = gpushm_lookup(client, name, &info);
@@ -112,11 +102,8 @@ TEST_F(RestoreTest, NobodyNoticesThatTheBrokerWasKilled) {
 
 TEST_F(RestoreTest, ARangeAcrossAllocationsIsRestoredWithAllOfThem) {
   StartKeeper();
-  Broker broker(run(), "64Mi", Linked());
-  Worker owner(run());
-  Worker reader(run());
-  ASSERT_EQ(owner.Do("offer wide 9000000 98 blocks").status, GPUSHM_OK);
-  ASSERT_EQ(reader.Do("attach wide r 0").status, GPUSHM_OK);
+  auto [broker, owner, reader] =
+      Pair(run(), {"offer wide 9000000 98 blocks"}, {"attach wide r 0"}, Linked());
   const std::vector<Holder> before = Holders();
   ASSERT_EQ(before.size(), 1u);
   broker.Kill();
@@ -212,10 +199,8 @@ TEST_F(RestoreTest, AnotherHolderOfTheAllocationInheritsNothing) {
 
 TEST_F(RestoreTest, ALostGpuIsToldToWhoAsksAndToWhoWaits) {
   StartKeeper();
-  Broker broker(run(), "64Mi", Linked());
-  Worker writer(run());
-  Worker waiter(run());
-  ASSERT_EQ(writer.Do(std::string("create weights ") + kMiBText).status, GPUSHM_OK);
+  auto [broker, writer, waiter] =
+      Pair(run(), {std::string("create weights ") + kMiBText}, {}, Linked());
   ASSERT_TRUE(waiter.Begin("attach later r 15000"));
   keeper_->SetDevice(gpu_, true, "XID 79: the GPU has fallen off the bus");
   EXPECT_EQ(waiter.Await("attach later").status, GPUSHM_DEVICE_LOST);
@@ -240,25 +225,6 @@ TEST_F(RestoreTest, ABrokerTakesWhatThePluginSaysAndNoMore) {
   Broker broker(run(), "128Mi", Linked());
   Worker worker(run());
   EXPECT_EQ(worker.Do("create all 134217728").status, GPUSHM_OK);
-}
-
-// Regression test, through the library: see broker_resume_test.
-TEST_F(RestoreTest, AConnectionThatBreaksCostsNothing) {
-  setenv("GPUSHM_BUFFERS", "buffers.gpushm.io/ring: {size: 2Mi, access: one-writer}", 1);
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  const Answer ring = writer.Do("attach ring w 0");
-  ASSERT_EQ(ring.status, GPUSHM_OK);
-  for (int i = 0; i < 10; ++i) {
-    ASSERT_EQ(writer.Do("cut").status, 0);
-    ASSERT_EQ(writer.Do("detach").status, GPUSHM_OK);
-    const Answer again = writer.Do("attach ring w 0");
-    EXPECT_EQ(again.status, GPUSHM_OK)
-        << "a process must not be refused because of its own lost connection";
-    EXPECT_EQ(again.value, ring.value);
-  }
-  EXPECT_EQ(Holders().size(), 1u);
-  unsetenv("GPUSHM_BUFFERS");
 }
 
 }  // namespace

@@ -103,13 +103,6 @@ Answer RingCommands::Drain(uint64_t count) {
   return {0, read};
 }
 
-Answer RingCommands::Info(bool dropped) const {
-  gpushm_ring_info info;
-  GPUSHM_INIT(&info);
-  const auto status = gpushm_ring_get_info(ring_, &info);
-  return Told(status, static_cast<int64_t>(dropped ? info.dropped : info.newest));
-}
-
 Answer RingCommands::Do(std::istringstream& in) {
   std::string verb;
   in >> verb;
@@ -117,8 +110,6 @@ Answer RingCommands::Do(std::istringstream& in) {
   if (verb == "look") return Look();
   if (verb == "lost") return {0, static_cast<int64_t>(frame_.lost)};
   if (verb == "delivery") return {0, frame_.delivery};
-  if (verb == "ready") return {0, frame_.ready};
-  if (verb == "dropped" || verb == "newest") return Info(verb == "dropped");
   if (verb == "close") {
     api_.cuStreamSynchronize(stream());
     return Told(gpushm_ring_close(ring_));

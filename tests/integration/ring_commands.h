@@ -3,12 +3,11 @@
 //   ring read NAME TIMEOUT_MS                              VALUE of both: generation
 //   ring put WORD                  one frame, filled with WORD by a stream; VALUE: its number
 //   ring begin TIMEOUT_MS          a frame to read; VALUE: its number
-//   ring lost | delivery | ready   VALUE: of that frame
+//   ring lost | delivery   VALUE: of that frame
 //   ring look                      VALUE: the word with which it is filled; if the words are not
 //                                  all equal, STATUS 99: torn
 //   ring end                       ends that frame
 //   ring open | abandon            begins a write, and gives it up
-//   ring dropped                   VALUE: gpushm_ring_info's
 //   ring pump COUNT                puts frames 1 to COUNT, each when the last is complete; 0: as
 //                                  fast as it can, without end
 //   ring drain COUNT               reads until frame COUNT or the end; VALUE: frames read; STATUS
@@ -41,7 +40,6 @@ class RingCommands {
   Answer Look();
   Answer Pump(uint64_t count);
   Answer Drain(uint64_t count);
-  Answer Info(bool dropped) const;
   CUstream stream();
 
   gpushm_client* const client_;

@@ -9,26 +9,27 @@
 #include <optional>
 #include <string>
 
+#include "platform/base/testing.h"
 #include "tests/integration/processes.h"
 
 namespace gpushm::integration {
 
-class SharedBrokerTest : public testing::Test {
+class SharedBrokerTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    std::string name = (std::filesystem::temp_directory_path() / "gpushm-one-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
+    made_.emplace();
+    folder_ = made_->path();
     setenv("GPUSHM_SIM_DIR", (folder_ + "/sim").c_str(), 1);
     std::filesystem::create_directory(run());
     broker_.emplace(run(), "64Mi");
   }
   static void TearDownTestSuite() {
     broker_.reset();
-    std::error_code ignored;  // Processes that are ending remove files at the same time.
-    std::filesystem::remove_all(folder_, ignored);
+    made_.reset();
   }
   static std::string run() { return folder_ + "/run"; }
 
+  static inline std::optional<gpushm::testing::TempFolder> made_;
   static inline std::string folder_;
   static inline std::optional<Broker> broker_;
 };

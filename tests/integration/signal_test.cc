@@ -19,9 +19,6 @@ namespace {
 
 using ::testing::Ne;
 
-constexpr int kDied = GPUSHM_SIGNAL_DIED;
-constexpr int kLeft = GPUSHM_SIGNAL_LEFT;
-
 class SignalTest : public IntegrationTest {};
 
 TEST_F(SignalTest, AHostSignalReachesAnotherContainer) {
@@ -46,11 +43,8 @@ TEST_F(SignalTest, AHostSignalReachesAnotherContainer) {
 }
 
 TEST_F(SignalTest, WorkOnAStreamFollowsWorkOfAnotherContainer) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker waiter(run());
-  ASSERT_EQ(writer.Do(std::string("create frame ") + kMiBText).status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("attach frame r 0").status, GPUSHM_OK);
+  auto [broker, writer, waiter] =
+      Pair(run(), {std::string("create frame ") + kMiBText}, {"attach frame r 0"});
   ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
   for (int i = 1; i <= 50; ++i) {
@@ -67,18 +61,16 @@ TEST_F(SignalTest, WorkOnAStreamFollowsWorkOfAnotherContainer) {
 }
 
 TEST_F(SignalTest, WhoWaitsForAKilledWriterIsReleasedAndTold) {
-  Broker broker(run(), "64Mi");
-  std::optional<Worker> writer(run());
-  Worker host(run());
+  auto [broker, writer, host] = Pair(run());
   Worker stream(run());
-  const Answer first = writer->Do("signal open ready w 0");
+  const Answer first = writer.Do("signal open ready w 0");
   ASSERT_EQ(host.Do("signal open ready r 0").status, GPUSHM_OK);
   ASSERT_EQ(stream.Do("signal open ready r 0").status, GPUSHM_OK);
-  ASSERT_EQ(writer->Do("signal record 0 3").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal record 0 3").status, GPUSHM_OK);
   ASSERT_TRUE(host.Begin("signal wait 4 20000"));
   ASSERT_EQ(stream.Do("signal await 7 4").status, GPUSHM_OK);
-  ASSERT_EQ(writer->Do("signal sync 0 20000").status, 0);
-  writer->Kill();
+  ASSERT_EQ(writer.Do("signal sync 0 20000").status, 0);
+  writer.Kill();
   EXPECT_EQ(host.Await("signal wait").status, GPUSHM_PEER_DIED);
   EXPECT_EQ(stream.Do("signal sync 7 20000").status, 0)
       << "the stream must go on after the writer's death";
@@ -86,7 +78,7 @@ TEST_F(SignalTest, WhoWaitsForAKilledWriterIsReleasedAndTold) {
       << "4 was never recorded, so work that waited for it must not count";
   EXPECT_EQ(stream.Do("signal check 3").status, GPUSHM_OK)
       << "3 was recorded before the writer died, so it must count";
-  EXPECT_EQ(stream.Do("signal state").value, kDied);
+  EXPECT_EQ(stream.Do("signal state").value, GPUSHM_SIGNAL_DIED);
   // A successor makes a new generation, which processes find when they open the signal again.
   ASSERT_TRUE(host.Begin("signal open ready r 20000"));
   Worker successor(run());
@@ -99,62 +91,38 @@ TEST_F(SignalTest, WhoWaitsForAKilledWriterIsReleasedAndTold) {
 
 // The writer's stream waits for a third process, so the record is never carried out.
 TEST_F(SignalTest, AWriterThatIsKilledWithWorkPendingReleasesStreams) {
-  Broker broker(run(), "64Mi");
-  Worker other(run());
-  std::optional<Worker> writer(run());
+  auto [broker, other, writer] = Pair(run());
   Worker waiter(run());
   ASSERT_EQ(other.Do("signal open never w 0").status, GPUSHM_OK);
-  ASSERT_EQ(writer->Do("signal open ready w 0").status, GPUSHM_OK);
-  ASSERT_EQ(writer->Do("signal swap").status, 0);
-  ASSERT_EQ(writer->Do("signal open never r 0").status, GPUSHM_OK);
-  ASSERT_EQ(writer->Do("signal await 0 1").status, GPUSHM_OK);
-  ASSERT_EQ(writer->Do("signal swap").status, 0);
-  ASSERT_EQ(writer->Do("signal record 0 5").status, GPUSHM_OK);
-  EXPECT_EQ(writer->Do("signal close").status, GPUSHM_BUSY);
+  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal swap").status, 0);
+  ASSERT_EQ(writer.Do("signal open never r 0").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal await 0 1").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal swap").status, 0);
+  ASSERT_EQ(writer.Do("signal record 0 5").status, GPUSHM_OK);
+  EXPECT_EQ(writer.Do("signal close").status, GPUSHM_BUSY);
   ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
   ASSERT_EQ(waiter.Do("signal await 0 5").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_BUSY);
-  writer->Kill();
+  writer.Kill();
   EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(waiter.Do("signal check 5").status, GPUSHM_PEER_DIED);
   EXPECT_EQ(waiter.Do("signal close").status, GPUSHM_OK);
 }
 
-TEST_F(SignalTest, AWriterThatClosesTellsSo) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker waiter(run());
-  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
-  ASSERT_EQ(writer.Do("signal set 2").status, GPUSHM_OK);
-  ASSERT_EQ(writer.Do("signal close").status, GPUSHM_OK);
-  EXPECT_EQ(waiter.Do("signal wait 3 20000").status, GPUSHM_ENDED);
-  EXPECT_EQ(waiter.Do("signal check 3").status, GPUSHM_ENDED);
-  EXPECT_EQ(waiter.Do("signal await 0 3").status, GPUSHM_ENDED);
-  EXPECT_EQ(waiter.Do("signal state").value, kLeft);
-  EXPECT_EQ(waiter.Do("signal check 2").status, GPUSHM_OK);
-}
-
 TEST_F(SignalTest, ASignalHasOneWriter) {
-  Broker broker(run(), "64Mi");
-  std::optional<Worker> first(run());
-  Worker second(run());
-  ASSERT_EQ(first->Do("signal open ready w 0").status, GPUSHM_OK);
+  auto [broker, first, second] = Pair(run(), {"signal open ready w 0"});
   EXPECT_EQ(second.Do("signal open ready w -1").status, GPUSHM_BUSY);
   EXPECT_EQ(second.Do("signal open ready w 50").status, GPUSHM_TIMEOUT);
   ASSERT_TRUE(second.Begin("signal open ready w 20000"));
-  first->Kill();
+  first.Kill();
   EXPECT_EQ(second.Await("signal open").status, GPUSHM_OK);
 }
 
 // Goal: a standby may wait for hours without keeping the broker busy, and its deadline is exact.
 // Method: the broker numbers its leases, and each attempt uses one.
 TEST_F(SignalTest, WhoWaitsToWriteAsksSeldom) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker standby(run());
-  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
-  ASSERT_EQ(writer.Do("create before 4096").status, GPUSHM_OK);
+  auto [broker, writer, standby] = Pair(run(), {"signal open ready w 0", "create before 4096"});
   const int64_t before = writer.Do("lease").value;
   const int64_t begun_ns = MonotonicNs();
   EXPECT_EQ(standby.Do("signal open ready w 1000").status, GPUSHM_TIMEOUT);
@@ -197,11 +165,7 @@ TEST_F(SignalTest, NamesOfBuffersAndSignalsAreKeptApart) {
 // A waiting stream can block others, so there is a limit, and its error text helps.
 TEST_F(SignalTest, StreamsThatWaitAreCounted) {
   const Variable connections("CUDA_DEVICE_MAX_CONNECTIONS", "8");
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker waiter(run());
-  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
+  auto [broker, writer, waiter] = Pair(run(), {"signal open ready w 0"}, {"signal open ready r 0"});
   // Made beforehand: on an H200, making the 36th stream while seven wait did not return.
   for (int i = 0; i < 40; ++i) ASSERT_EQ(waiter.Do(Concat("signal sync ", i, " 0")).status, 0);
   for (int i = 0; i < 40; ++i) {
@@ -225,16 +189,10 @@ TEST_F(SignalTest, StreamsThatWaitAreCounted) {
 // The driver forgets a page only when all streams are done: that would be a wait without a
 // deadline.
 TEST_F(SignalTest, WhileAStreamWaitsOthersAreClosed) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker waiter(run());
-  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("ring write video oldest 4 65536 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("ring put 1").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("ring close").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("ring write video oldest 4 65536 0").status, GPUSHM_OK);
+  auto [broker, writer, waiter] =
+      Pair(run(), {"signal open ready w 0"},
+           {"signal open ready r 0", "ring write video oldest 4 65536 0", "ring put 1",
+            "signal await 0 1", "ring close", "ring write video oldest 4 65536 0"});
   EXPECT_EQ(waiter.Do("signal sync 0 0").status, GPUSHM_TIMEOUT)
       << "the stream must still wait here, or the test proves nothing";
   ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
@@ -245,9 +203,7 @@ TEST_F(SignalTest, WhileAStreamWaitsOthersAreClosed) {
 // Page-locked memory would be freed only when all streams are done, and the writer here may wait
 // for the load.
 TEST_F(SignalTest, WhileAStreamWaitsContentIsLoaded) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker waiter(run());
+  auto [broker, writer, waiter] = Pair(run());
   const std::string path = folder_ + "/content";
   std::ofstream(path) << std::string(std::stoul(kMiBText), 'x');
   // A load waits until what nothing announces has not changed for some seconds.
@@ -270,10 +226,7 @@ TEST_F(SignalTest, WhileAStreamWaitsContentIsLoaded) {
 
 // The driver must forget a page before its address is reused for something else.
 TEST_F(SignalTest, AThreadWithoutAContextClosesIt) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker waiter(run());
-  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
+  auto [broker, writer, waiter] = Pair(run(), {"signal open ready w 0"});
   for (int i = 1; i <= 3; ++i) {
     ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
     ASSERT_EQ(waiter.Do(Concat("signal await 0 ", i)).status, GPUSHM_OK) << "in round " << i;
@@ -284,12 +237,8 @@ TEST_F(SignalTest, AThreadWithoutAContextClosesIt) {
 }
 
 TEST_F(SignalTest, WhatGraphsAndKernelsStoreCounts) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker waiter(run());
-  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("signal await 0 7").status, GPUSHM_OK);
+  auto [broker, writer, waiter] =
+      Pair(run(), {"signal open ready w 0"}, {"signal open ready r 0", "signal await 0 7"});
   ASSERT_EQ(writer.Do("signal store 0 7").status, 0);
   EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
   EXPECT_EQ(writer.Do("signal set 5").status, GPUSHM_INVALID_ARGUMENT)
@@ -344,51 +293,28 @@ class LinkedSignalTest : public LinkedTest {};
 
 TEST_F(LinkedSignalTest, ABrokersRestartChangesNothing) {
   StartKeeper();
-  Broker broker(run(), "64Mi", Linked());
-  std::optional<Worker> writer(run());
-  Worker waiter(run());
-  ASSERT_EQ(writer->Do("signal open ready w 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("signal await 0 2").status, GPUSHM_OK);
-  ASSERT_EQ(writer->Do("signal set 1").status, GPUSHM_OK);
+  auto [broker, writer, waiter] = Pair(run(), {"signal open ready w 0"},
+                                       {"signal open ready r 0", "signal await 0 2"}, Linked());
+  ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
   broker.Kill();
   EXPECT_EQ(waiter.Do("signal wait 1 0").status, GPUSHM_OK)
       << "a wait on the host must not need the broker";
   broker.Start();
-  ASSERT_EQ(writer->Do("signal record 0 2").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal record 0 2").status, GPUSHM_OK);
   EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
   Worker late(run());
   ASSERT_EQ(late.Do("signal open ready r 0").status, GPUSHM_OK);
   EXPECT_EQ(late.Do("signal value").value, 2);
   ASSERT_TRUE(late.Begin("signal wait 3 20000"));
-  writer->Kill();
+  writer.Kill();
   EXPECT_EQ(late.Await("signal wait").status, GPUSHM_PEER_DIED)
       << "the new broker must know the writer's lease and report its death";
-}
-
-TEST_F(LinkedSignalTest, AWriterThatDiesWhileNoBrokerLivesIsFoundOut) {
-  StartKeeper();
-  Broker broker(run(), "64Mi", Linked());
-  std::optional<Worker> writer(run());
-  Worker waiter(run());
-  ASSERT_EQ(writer->Do("signal open ready w 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
-  ASSERT_EQ(waiter.Do("signal await 0 1").status, GPUSHM_OK);
-  broker.Kill();
-  writer->Kill();
-  EXPECT_EQ(waiter.Do("signal wait 1 50").status, GPUSHM_TIMEOUT)
-      << "without a broker, nobody can report the death";
-  broker.Start();
-  EXPECT_EQ(waiter.Do("signal sync 0 20000").status, 0);
-  EXPECT_EQ(waiter.Do("signal check 1").status, GPUSHM_PEER_DIED);
 }
 
 // Without a plugin that keeps them, signals end with their broker. Their handles still work and
 // report that.
 TEST_F(SignalTest, WithoutAPluginASuccessorDoesNotKnowThem) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker waiter(run());
+  auto [broker, writer, waiter] = Pair(run());
   const Answer first = writer.Do("signal open ready w 0");
   ASSERT_EQ(waiter.Do("signal open ready r 0").status, GPUSHM_OK);
   broker.Kill();

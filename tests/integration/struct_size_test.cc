@@ -88,7 +88,7 @@ class Struct {
 
 #define ASSERT_OK(call) ASSERT_EQ(call, GPUSHM_OK) << gpushm_last_error()->text
 
-class StructSizeTest : public SharedBrokerTest, public testing::WithParamInterface<Program> {
+class StructSizeTest : public SharedBrokerTest, public ::testing::WithParamInterface<Program> {
  protected:
   void SetUp() override {
     const auto api = CudaApi::Load(DriverFolderFromEnvironment());
@@ -285,12 +285,12 @@ TEST_P(StructSizeTest, AnEndRefusesAFrameThatIsTooShort) {
   (void)gpushm_delete(client_, "video", nullptr);
 }
 
-std::string NameOf(const testing::TestParamInfo<Program>& program) {
+std::string NameOf(const ::testing::TestParamInfo<Program>& program) {
   constexpr std::array kNames = {"Earlier", "OfToday", "Later"};
   return kNames[static_cast<size_t>(program.param)];
 }
 INSTANTIATE_TEST_SUITE_P(Programs, StructSizeTest,
-                         testing::Values(Program::kEarlier, Program::kOfToday, Program::kLater),
+                         ::testing::Values(Program::kEarlier, Program::kOfToday, Program::kLater),
                          NameOf);
 
 }  // namespace

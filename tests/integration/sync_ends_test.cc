@@ -11,29 +11,27 @@ TEST_F(SyncHppTest, AFrameEndsOnce) {
   for (const auto policy : {GPUSHM_RING_QUEUE, GPUSHM_RING_BACK_PRESSURE}) {
     SCOPED_TRACE(policy);
     Ring writer = Writer(policy);
-    auto reader = Ring::Read(*client_, "video");
-    auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
-    ASSERT_TRUE(reader && gate);
+    Ring reader = Reader();
+    auto gate = Must(Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER}));
     Put(writer, 1);
     Put(writer, 2);
-    const CUstream held = StreamBehind(*gate, 1);
-    auto frame = reader->BeginRead(held);
+    const CUstream held = StreamBehind(gate, 1);
+    auto frame = reader.BeginRead(held);
     ASSERT_TRUE(frame) << frame.error().text();
     const Frame same = frame->frame();
     EXPECT_TRUE(frame->End(held));
-    EXPECT_EQ(gpushm_ring_end_read(reader->get(), held, &same, 0), GPUSHM_INVALID_ARGUMENT);
-    EXPECT_EQ(gpushm_ring_abandon_read(reader->get(), held, &same), GPUSHM_INVALID_ARGUMENT);
-    ASSERT_TRUE(gate->Set(1));
+    EXPECT_EQ(gpushm_ring_end_read(reader.get(), held, &same, 0), GPUSHM_INVALID_ARGUMENT);
+    EXPECT_EQ(gpushm_ring_abandon_read(reader.get(), held, &same), GPUSHM_INVALID_ARGUMENT);
+    ASSERT_TRUE(gate.Set(1));
     End(held);
-    auto next = reader->BeginRead(stream_);
-    ASSERT_TRUE(next) << next.error().text();
-    EXPECT_EQ(next->frame().number, 2U) << "the first frame has ended, so it must not come again";
-    EXPECT_TRUE(next->End(stream_));
+    auto next = Must(reader.BeginRead(stream_));
+    EXPECT_EQ(next.frame().number, 2U) << "the first frame has ended, so it must not come again";
+    EXPECT_TRUE(next.End(stream_));
     api_->cuStreamSynchronize(stream_);
-    const auto closed = reader->Close();
+    const auto closed = reader.Close();
     EXPECT_TRUE(closed) << closed.error().text();
     EXPECT_TRUE(writer.Close());
-    EXPECT_TRUE(gate->Close());
+    EXPECT_TRUE(gate.Close());
   }
 }
 
@@ -42,24 +40,22 @@ TEST_F(SyncHppTest, AReadWhoseStoreTheDriverRefusesIsStillOpen) {
   for (const auto policy : {GPUSHM_RING_QUEUE, GPUSHM_RING_BACK_PRESSURE}) {
     SCOPED_TRACE(policy);
     Ring writer = Writer(policy);
-    auto reader = Ring::Read(*client_, "video");
-    ASSERT_TRUE(reader);
+    Ring reader = Reader();
     Put(writer, 1);
     Put(writer, 2);
-    auto frame = reader->BeginRead(stream_);
-    ASSERT_TRUE(frame) << frame.error().text();
+    auto frame = Must(reader.BeginRead(stream_));
     api_->cuStreamSynchronize(stream_);
     Inject("results: {cuStreamWriteValue64: 999}");
-    EXPECT_EQ(frame->End(stream_).error().status(), GPUSHM_DRIVER);
+    EXPECT_EQ(frame.End(stream_).error().status(), GPUSHM_DRIVER);
     Inject("");
-    EXPECT_TRUE(frame->open());
-    EXPECT_EQ(reader->Close().error().status(), GPUSHM_BUSY);
-    const auto ended = frame->End(stream_);
+    EXPECT_TRUE(frame.open());
+    EXPECT_EQ(reader.Close().error().status(), GPUSHM_BUSY);
+    const auto ended = frame.End(stream_);
     EXPECT_TRUE(ended) << ended.error().text();
     api_->cuStreamSynchronize(stream_);
     const auto opened = writer.BeginWrite();
     EXPECT_TRUE(opened) << "the end of the read must free the slot: " << opened.error().text();
-    EXPECT_TRUE(reader->Close());
+    EXPECT_TRUE(reader.Close());
   }
 }
 
@@ -71,34 +67,31 @@ TEST_F(SyncHppTest, AReadThatIsOrphanedIsOver) {
   for (const auto policy : {GPUSHM_RING_QUEUE, GPUSHM_RING_BACK_PRESSURE}) {
     SCOPED_TRACE(policy);
     Ring writer = Writer(policy);
-    auto reader = Ring::Read(*client_, "video");
-    ASSERT_TRUE(reader);
+    Ring reader = Reader();
     Put(writer, 1);
     Put(writer, 2);
     {
-      auto frame = reader->BeginRead(stream_);
-      auto dropped = reader->BeginRead(stream_);
+      auto frame = reader.BeginRead(stream_);
+      auto dropped = reader.BeginRead(stream_);
       ASSERT_TRUE(frame && dropped);
       const auto page =
           PageOf(policy == GPUSHM_RING_QUEUE ? signal::Kind::kQueue : signal::Kind::kRing);
-      ASSERT_TRUE(page);
-      EndAsBroker(page->cell(1));
-      auto other = Ring::Read(*process, "video", {.from_oldest = policy != GPUSHM_RING_QUEUE});
-      ASSERT_TRUE(other) << other.error().text();
-      auto again = other->BeginRead(stream_);
-      ASSERT_TRUE(again) << again.error().text();
-      EXPECT_EQ(again->frame().number, 1U);
+      EndAsBroker(page.cell(1));
+      auto other =
+          Must(Ring::Read(*process, "video", {.from_oldest = policy != GPUSHM_RING_QUEUE}));
+      auto again = Must(other.BeginRead(stream_));
+      EXPECT_EQ(again.frame().number, 1U);
       EXPECT_EQ(frame->End(stream_).error().status(), GPUSHM_ORPHANED);
       EXPECT_FALSE(frame->open());
       dropped->Abandon();
       api_->cuStreamSynchronize(stream_);
       EXPECT_EQ(writer.BeginWrite(0s).error().status(), GPUSHM_TIMEOUT)
           << "the writer must not get a slot that another reader uses";
-      EXPECT_TRUE(again->End(stream_));
+      EXPECT_TRUE(again.End(stream_));
       api_->cuStreamSynchronize(stream_);
-      EXPECT_TRUE(other->Close());
+      EXPECT_TRUE(other.Close());
     }
-    const auto closed = reader->Close();
+    const auto closed = reader.Close();
     EXPECT_TRUE(closed) << closed.error().text();
     EXPECT_TRUE(writer.Close());
   }
@@ -109,13 +102,12 @@ TEST_F(SyncHppTest, AReadThatIsOrphanedIsOver) {
 // indefinitely.
 
 TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
-  auto process = Client::Open({.folder = run()});
-  ASSERT_TRUE(process) << process.error().text();
+  auto process = Must(Client::Open({.folder = run()}));
   for (const bool by_check : {true, false}) {
     SCOPED_TRACE(by_check);
     auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
     auto ended = Barrier::Open(*client_, "step", 2);
-    auto other = Barrier::Open(*process, "step", 2);
+    auto other = Barrier::Open(process, "step", 2);
     ASSERT_TRUE(gate && ended && other);
     const CUstream late = StreamBehind(*gate, 1);
     ASSERT_TRUE(ended->WaitOnStream(late));
@@ -125,20 +117,19 @@ TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
         CUDA_SUCCESS);
     ASSERT_TRUE(other->WaitOnStream(stream_));
     const auto page = PageOf(signal::Kind::kBarrier);
-    ASSERT_TRUE(page);
-    ASSERT_TRUE(Reaches(page->cell(1), 1)) << "the other participant's stream must arrive";
-    EndAsBroker(page->cell(0));
+    ASSERT_TRUE(Reaches(page.cell(1), 1)) << "the other participant's stream must arrive";
+    EndAsBroker(page.cell(0));
     EXPECT_EQ(ended->Close().error().status(), GPUSHM_BUSY)
         << "a barrier must not close while its stream has yet to arrive";
     ASSERT_TRUE(gate->Set(1));
     ASSERT_TRUE(Passes(late));
-    ASSERT_EQ(page->cell(0).value.load(), 1U)
+    ASSERT_EQ(page.cell(0).value.load(), 1U)
         << "the late store must replace the poison, or the test proves nothing";
     ASSERT_TRUE(gate->Set(2));
     const auto said = by_check ? other->Check() : other->Wait();
     EXPECT_EQ(said.error().status(), GPUSHM_PEER_DIED);
     EXPECT_TRUE(Passes(stream_));
-    signal::KeepPoison(page->cell(0));  // The stream goes on after a failure, too.
+    signal::KeepPoison(page.cell(0));  // The stream goes on after a failure, too.
     End(late);
     api_->cuStreamSynchronize(stream_);
     EXPECT_TRUE(ended->Close());
@@ -148,26 +139,23 @@ TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
 }
 
 TEST_F(SyncHppTest, ASignalsCloseWaitsForALateStoreAndReleasesItsWaiters) {
-  auto process = Client::Open({.folder = run()});
-  ASSERT_TRUE(process) << process.error().text();
+  auto process = Must(Client::Open({.folder = run()}));
   auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
   auto writer = Signal::Open(*client_, "late", {.role = GPUSHM_SIGNAL_WRITER});
   ASSERT_TRUE(gate && writer);
-  auto waiter = Signal::Open(*process, "late");
-  ASSERT_TRUE(waiter);
+  auto waiter = Must(Signal::Open(process, "late"));
   const CUstream late = StreamBehind(*gate, 1);
   ASSERT_TRUE(writer->Set(7));
   ASSERT_TRUE(writer->Record(late, 8));
   const CUstream waits = StreamBehind(*gate, 2);
-  ASSERT_TRUE(waiter->WaitOnStream(waits, 9));
+  ASSERT_TRUE(waiter.WaitOnStream(waits, 9));
   const auto page = PageOf(signal::Kind::kSignal, /*value=*/7);
-  ASSERT_TRUE(page);
-  EndAsBroker(page->cell(0));
+  EndAsBroker(page.cell(0));
   EXPECT_EQ(writer->Close().error().status(), GPUSHM_BUSY)
       << "a signal must not close while a stream has yet to record";
   ASSERT_TRUE(gate->Set(1));
   ASSERT_TRUE(Passes(late));
-  ASSERT_EQ(page->cell(0).value.load(), 8U)
+  ASSERT_EQ(page.cell(0).value.load(), 8U)
       << "the late store must replace the poison, or the test proves nothing";
   ASSERT_TRUE(gate->Set(2));
   const auto closed = writer->Close();
@@ -178,11 +166,10 @@ TEST_F(SyncHppTest, ASignalsCloseWaitsForALateStoreAndReleasesItsWaiters) {
 }
 
 TEST_F(SyncHppTest, ARingsReaderIsReleasedAgainAfterALateStore) {
-  auto process = Client::Open({.folder = run()});
-  ASSERT_TRUE(process) << process.error().text();
+  auto process = Must(Client::Open({.folder = run()}));
   auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
   Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
-  auto reader = Ring::Read(*process, "video");
+  auto reader = Ring::Read(process, "video");
   ASSERT_TRUE(gate && reader);
   const CUstream first = StreamBehind(*gate, 1);
   const CUstream reads = StreamBehind(*gate, 2);
@@ -195,8 +182,7 @@ TEST_F(SyncHppTest, ARingsReaderIsReleasedAgainAfterALateStore) {
   auto two = reader->BeginRead(reads);
   ASSERT_TRUE(one && two);
   const auto page = PageOf(signal::Kind::kRing);
-  ASSERT_TRUE(page);
-  signal::Cell& cell = page->cell(0);
+  signal::Cell& cell = page.cell(0);
   EndAsBroker(cell);
   ASSERT_TRUE(gate->Set(1));
   ASSERT_TRUE(Passes(first));
@@ -210,9 +196,9 @@ TEST_F(SyncHppTest, ARingsReaderIsReleasedAgainAfterALateStore) {
       << "a ring must not close while a stream has yet to store";
   ASSERT_TRUE(gate->Set(3));
   ASSERT_TRUE(Passes(second));
-  ASSERT_EQ(PageOf(signal::Kind::kRing)->cell(0).value.load(), 2U);
+  ASSERT_EQ(PageOf(signal::Kind::kRing).cell(0).value.load(), 2U);
   EXPECT_TRUE(writer.Close());
-  EXPECT_EQ(PageOf(signal::Kind::kRing)->cell(0).value.load(), signal::kPoison);
+  EXPECT_EQ(PageOf(signal::Kind::kRing).cell(0).value.load(), signal::kPoison);
   for (const CUstream stream : {first, reads, second}) End(stream);
   EXPECT_TRUE(reader->Close());
 }

@@ -11,12 +11,14 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "contract/sync/page.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
+#include "tests/integration/must.h"
 #include "tests/integration/shared_broker.h"
 
 // After the internal headers, which have a gpushm::Result of their own.
@@ -51,6 +53,11 @@ class SyncHppTest : public SharedBrokerTest {
     EXPECT_TRUE(ring) << ring.error().text();
     return ring ? std::move(*ring) : Ring();
   }
+  Ring Reader() {
+    auto ring = Ring::Read(*client_, "video");
+    EXPECT_TRUE(ring) << ring.error().text();
+    return ring ? std::move(*ring) : Ring();
+  }
   // Puts one frame, filled by the stream.
   void Put(Ring& ring, unsigned char word) {
     auto frame = ring.BeginWrite();
@@ -71,7 +78,7 @@ class SyncHppTest : public SharedBrokerTest {
 
   // The page of that kind, found where this process has it mapped to write. If `value` is given,
   // its first cell must have that value.
-  static std::optional<signal::Page> PageOf(signal::Kind kind, std::optional<uint64_t> value = {}) {
+  static signal::Page PageOf(signal::Kind kind, std::optional<uint64_t> value = {}) {
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
       uintptr_t begin = 0;
@@ -83,13 +90,22 @@ class SyncHppTest : public SharedBrokerTest {
       if (!page || page->kind() != kind) continue;
       if (!value || page->cell(0).value.load() == *value) return *page;
     }
-    return std::nullopt;
+    throw std::runtime_error("this process has no such page mapped");
   }
   // Does what a broker does that does not know the cell's owner.
   static void EndAsBroker(signal::Cell& cell) {
     EXPECT_TRUE(signal::EndCell(cell, cell.owner.load(), signal::CellState::kDied));
   }
-  // A stream with work that takes as long as the test wants: until the gate reaches `value`.
+  // Gives the stream work that takes as long as the test wants: until the gate is set to 1.
+  Signal Gate(CUstream stream) {
+    auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
+    EXPECT_TRUE(gate) << gate.error().text();
+    EXPECT_EQ(
+        api_->cuStreamWaitValue64(stream, *gate->DeviceAddress(), 1, CU_STREAM_WAIT_VALUE_GEQ),
+        CUDA_SUCCESS);
+    return std::move(*gate);
+  }
+  // A stream that waits until the gate reaches `value`.
   CUstream StreamBehind(Signal& gate, uint64_t value) {
     CUstream stream = nullptr;
     EXPECT_EQ(api_->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);

@@ -18,36 +18,36 @@ TEST_F(SyncHppTest, ASignalEndsWithItsOwner) {
   ASSERT_FALSE(waiter);
   EXPECT_EQ(waiter.error().status(), GPUSHM_NOT_FOUND);
   {
-    auto writer = Signal::Open(*client_, "ready", {.role = GPUSHM_SIGNAL_WRITER});
-    ASSERT_TRUE(writer) << writer.error().text();
+    auto writer = Must(Signal::Open(*client_, "ready", {.role = GPUSHM_SIGNAL_WRITER}));
     waiter = Signal::Open(*client_, "ready");
     ASSERT_TRUE(waiter) << waiter.error().text();
     EXPECT_EQ(waiter->Check(1).error().status(), GPUSHM_BUSY);
-    ASSERT_TRUE(writer->Record(stream_, 1));
+    ASSERT_TRUE(writer.Record(stream_, 1));
     EXPECT_TRUE(waiter->Wait(1));
-    ASSERT_TRUE(writer->Set(2));
+    ASSERT_TRUE(writer.Set(2));
     EXPECT_EQ(waiter->GetInfo()->value, 2);
-    EXPECT_TRUE(writer->DeviceAddress());
+    EXPECT_TRUE(writer.DeviceAddress());
   }
   EXPECT_TRUE(waiter->Check(2));
+  EXPECT_EQ(waiter->Check(3).error().status(), GPUSHM_ENDED);
   EXPECT_EQ(waiter->Wait(3).error().status(), GPUSHM_ENDED);
+  EXPECT_EQ(waiter->WaitOnStream(stream_, 3).error().status(), GPUSHM_ENDED);
+  EXPECT_EQ(waiter->GetInfo()->state, GPUSHM_SIGNAL_LEFT);
   EXPECT_TRUE(waiter->Close());
   EXPECT_FALSE(*waiter);
 }
 
 TEST_F(SyncHppTest, ABarrierIsPassedByTwo) {
-  auto first = Barrier::Open(*client_, "step", 2);
-  ASSERT_TRUE(first) << first.error().text();
+  auto first = Must(Barrier::Open(*client_, "step", 2));
   {
-    auto second = Barrier::Open(*client_, "step", 2);
-    ASSERT_TRUE(second) << second.error().text();
-    EXPECT_EQ(first->Wait(0s).error().status(), GPUSHM_TIMEOUT);
-    EXPECT_TRUE(second->Wait());
-    EXPECT_TRUE(first->Wait());
-    EXPECT_TRUE(first->Check());
-    EXPECT_EQ(first->GetInfo()->point, 1);
+    auto second = Must(Barrier::Open(*client_, "step", 2));
+    EXPECT_EQ(first.Wait(0s).error().status(), GPUSHM_TIMEOUT);
+    EXPECT_TRUE(second.Wait());
+    EXPECT_TRUE(first.Wait());
+    EXPECT_TRUE(first.Check());
+    EXPECT_EQ(first.GetInfo()->point, 1);
   }
-  EXPECT_EQ(first->Wait().error().status(), GPUSHM_ENDED);
+  EXPECT_EQ(first.Wait().error().status(), GPUSHM_ENDED);
 }
 
 // Goal: gpushm_sync_lookup reports kind and value of each object without joining the barrier.
@@ -55,18 +55,16 @@ TEST_F(SyncHppTest, ALookTakesNoPart) {
   EXPECT_EQ(LookupSync(*client_, "none").error().status(), GPUSHM_NOT_FOUND);
   auto signal = Signal::Open(*client_, "looked", {.role = GPUSHM_SIGNAL_WRITER});
   ASSERT_TRUE(signal && signal->Set(5));
-  const auto live = LookupSync(*client_, "looked");
-  ASSERT_TRUE(live) << live.error().text();
-  EXPECT_EQ(live->kind, GPUSHM_SYNC_SIGNAL);
-  EXPECT_EQ(live->value, 5);
-  EXPECT_EQ(live->state, GPUSHM_SIGNAL_LIVE);
-  EXPECT_NE(live->writer_lease, 0);
+  const auto live = Must(LookupSync(*client_, "looked"));
+  EXPECT_EQ(live.kind, GPUSHM_SYNC_SIGNAL);
+  EXPECT_EQ(live.value, 5);
+  EXPECT_EQ(live.state, GPUSHM_SIGNAL_LIVE);
+  EXPECT_NE(live.writer_lease, 0);
   ASSERT_TRUE(signal->Close());
   EXPECT_EQ(LookupSync(*client_, "looked")->state, GPUSHM_SIGNAL_LEFT);
   EXPECT_EQ(LookupSync(*client_, "looked")->value, 5);
 
-  auto step = Barrier::Open(*client_, "looked-step", 2);
-  ASSERT_TRUE(step);
+  auto step = Must(Barrier::Open(*client_, "looked-step", 2));
   EXPECT_EQ(LookupSync(*client_, "looked-step")->kind, GPUSHM_SYNC_BARRIER);
   EXPECT_EQ(LookupSync(*client_, "looked-step")->joined, 1);
   EXPECT_EQ(LookupSync(*client_, "looked-step")->places, 2);
@@ -77,22 +75,19 @@ TEST_F(SyncHppTest, ALookTakesNoPart) {
   ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
   EXPECT_EQ(LookupSync(*client_, "video").error().status(), GPUSHM_INVALID_ARGUMENT)
       << "the ring's buffer must not pass for the ring";
-  const auto ring = LookupSync(*client_, "video-ring");
-  ASSERT_TRUE(ring) << ring.error().text();
-  EXPECT_EQ(ring->kind, GPUSHM_SYNC_RING);
-  EXPECT_EQ(ring->value, 1);
-  EXPECT_EQ(ring->joined, 1);
+  const auto ring = Must(LookupSync(*client_, "video-ring"));
+  EXPECT_EQ(ring.kind, GPUSHM_SYNC_RING);
+  EXPECT_EQ(ring.value, 1);
+  EXPECT_EQ(ring.joined, 1);
 }
 
 TEST_F(SyncHppTest, AFrameGoesFromGuardToGuard) {
   Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
-  auto reader = Ring::Read(*client_, "video");
-  ASSERT_TRUE(reader) << reader.error().text();
+  Ring reader = Reader();
   for (unsigned char i = 1; i <= 5; ++i) {
     Put(writer, i);
-    auto frame = reader->BeginRead(stream_);
-    ASSERT_TRUE(frame) << frame.error().text();
-    ReadGuard moved = std::move(*frame);
+    auto frame = Must(reader.BeginRead(stream_));
+    ReadGuard moved = std::move(frame);
     EXPECT_EQ(moved.metadata()[0], i);
     EXPECT_EQ(moved.size_bytes(), kFrameBytes);
     uint32_t word = 0;
@@ -100,26 +95,25 @@ TEST_F(SyncHppTest, AFrameGoesFromGuardToGuard) {
     EXPECT_EQ(word, i);
     EXPECT_TRUE(moved.End(stream_));
   }
-  EXPECT_EQ(reader->GetInfo()->taken, 5);
+  EXPECT_EQ(reader.GetInfo()->taken, 5);
   api_->cuStreamSynchronize(stream_);  // A busy owner stays open.
 }
 
 // One thread may wait for a frame that can only come after another thread has ended its read.
 TEST_F(SyncHppTest, AReadEndsWhileAnotherThreadWaitsForTheNextFrame) {
   Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
-  auto reader = Ring::Read(*client_, "video");
-  ASSERT_TRUE(reader) << reader.error().text();
+  Ring reader = Reader();
   Put(writer, 1);
   Put(writer, 2);
-  auto first = reader->BeginRead(stream_);
-  auto second = reader->BeginRead(stream_);
+  auto first = reader.BeginRead(stream_);
+  auto second = reader.BeginRead(stream_);
   ASSERT_TRUE(first && second);
   std::atomic<bool> waits = false;
   unsigned char got = 0;
   std::thread other([&] {
     EXPECT_TRUE(context_->MakeCurrent());
     waits = true;
-    auto third = reader->BeginRead(stream_, 10s);
+    auto third = reader.BeginRead(stream_, 10s);
     if (!third) return;
     got = third->metadata()[0];
     EXPECT_TRUE(third->End(stream_));
@@ -137,21 +131,15 @@ TEST_F(SyncHppTest, AReadEndsWhileAnotherThreadWaitsForTheNextFrame) {
 TEST_F(SyncHppTest, AReadThatTimesOutLosesNoFrame) {
   for (const gpushm_ring_policy policy : {GPUSHM_RING_BACK_PRESSURE, GPUSHM_RING_QUEUE}) {
     Ring writer = Writer(policy);
-    auto reader = Ring::Read(*client_, "video");
-    ASSERT_TRUE(reader) << reader.error().text();
-    auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
-    ASSERT_TRUE(gate);
-    const auto address = gate->DeviceAddress();
-    ASSERT_TRUE(address);
-    ASSERT_EQ(api_->cuStreamWaitValue64(stream_, *address, 1, CU_STREAM_WAIT_VALUE_GEQ),
-              CUDA_SUCCESS);
+    Ring reader = Reader();
+    Signal gate = Gate(stream_);
     Put(writer, 1);  // Announced now, and complete when the gate opens.
     Put(writer, 2);
-    EXPECT_EQ(reader->BeginRead(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
-    EXPECT_EQ(reader->BeginRead(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
-    ASSERT_TRUE(gate->Set(1));
+    EXPECT_EQ(reader.BeginRead(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
+    EXPECT_EQ(reader.BeginRead(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
+    ASSERT_TRUE(gate.Set(1));
     for (uint64_t i = 1; i <= 2; ++i) {
-      auto frame = reader->BeginRead(stream_);
+      auto frame = reader.BeginRead(stream_);
       ASSERT_TRUE(frame) << frame.error().text();
       EXPECT_EQ(frame->frame().number, i);
       EXPECT_EQ(frame->frame().lost, 0);
@@ -164,45 +152,32 @@ TEST_F(SyncHppTest, AReadThatTimesOutLosesNoFrame) {
 
 TEST_F(SyncHppTest, AReadOfTheNewestPassesOverWhatTimedOut) {
   Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
-  auto reader = Ring::Read(*client_, "video");
-  ASSERT_TRUE(reader) << reader.error().text();
-  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
-  ASSERT_TRUE(gate);
-  const auto address = gate->DeviceAddress();
-  ASSERT_TRUE(address);
-  ASSERT_EQ(api_->cuStreamWaitValue64(stream_, *address, 1, CU_STREAM_WAIT_VALUE_GEQ),
-            CUDA_SUCCESS);
+  Ring reader = Reader();
+  Signal gate = Gate(stream_);
   Put(writer, 1);
-  EXPECT_EQ(reader->BeginReadNewest(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
-  EXPECT_EQ(reader->BeginReadNewest(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
+  EXPECT_EQ(reader.BeginReadNewest(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
+  EXPECT_EQ(reader.BeginReadNewest(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
   Put(writer, 2);
-  ASSERT_TRUE(gate->Set(1));
-  auto frame = reader->BeginReadNewest(stream_);
+  ASSERT_TRUE(gate.Set(1));
+  auto frame = reader.BeginReadNewest(stream_);
   ASSERT_TRUE(frame) << frame.error().text();
   EXPECT_EQ(frame->frame().number, 2);
   EXPECT_EQ(frame->frame().lost, 1);
   EXPECT_TRUE(frame->End(stream_));
-  const auto info = reader->GetInfo();
-  ASSERT_TRUE(info);
-  EXPECT_EQ(info->taken, 1);
-  EXPECT_EQ(info->lost, 1);
+  const auto info = Must(reader.GetInfo());
+  EXPECT_EQ(info.taken, 1);
+  EXPECT_EQ(info.lost, 1);
   api_->cuStreamSynchronize(stream_);  // A busy owner stays open.
 }
 
 TEST_F(SyncHppTest, AWorkerThatLeavesAfterATimeoutLeavesTheItemToOthers) {
   Ring writer = Writer(GPUSHM_RING_QUEUE);
-  auto leaves = Ring::Read(*client_, "video");
-  ASSERT_TRUE(leaves) << leaves.error().text();
-  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
-  ASSERT_TRUE(gate);
-  const auto address = gate->DeviceAddress();
-  ASSERT_TRUE(address);
-  ASSERT_EQ(api_->cuStreamWaitValue64(stream_, *address, 1, CU_STREAM_WAIT_VALUE_GEQ),
-            CUDA_SUCCESS);
+  auto leaves = Must(Ring::Read(*client_, "video"));
+  Signal gate = Gate(stream_);
   Put(writer, 1);
-  EXPECT_EQ(leaves->BeginRead(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
-  EXPECT_TRUE(leaves->Close());
-  ASSERT_TRUE(gate->Set(1));
+  EXPECT_EQ(leaves.BeginRead(stream_, 10ms).error().status(), GPUSHM_TIMEOUT);
+  EXPECT_TRUE(leaves.Close());
+  ASSERT_TRUE(gate.Set(1));
   auto stays = Ring::Read(*client_, "video");
   ASSERT_TRUE(stays) << stays.error().text();
   auto frame = stays->BeginRead(stream_);
@@ -214,8 +189,7 @@ TEST_F(SyncHppTest, AWorkerThatLeavesAfterATimeoutLeavesTheItemToOthers) {
 
 TEST_F(SyncHppTest, AWriteThatIsNotEndedIsGivenUp) {
   Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
-  auto reader = Ring::Read(*client_, "video");
-  ASSERT_TRUE(reader) << reader.error().text();
+  Ring reader = Reader();
   {
     auto frame = writer.BeginWrite();
     ASSERT_TRUE(frame);
@@ -224,9 +198,9 @@ TEST_F(SyncHppTest, AWriteThatIsNotEndedIsGivenUp) {
     EXPECT_EQ(frame->End(stream_).error().status(), GPUSHM_INVALID_ARGUMENT);
     EXPECT_TRUE(frame->open());
   }
-  EXPECT_EQ(reader->BeginRead(stream_, 0s).error().status(), GPUSHM_TIMEOUT);
+  EXPECT_EQ(reader.BeginRead(stream_, 0s).error().status(), GPUSHM_TIMEOUT);
   Put(writer, 7);
-  auto frame = reader->BeginRead(stream_);
+  auto frame = reader.BeginRead(stream_);
   ASSERT_TRUE(frame);
   EXPECT_EQ(frame->frame().number, 1) << "the next frame must get the number of the abandoned one";
   EXPECT_TRUE(frame->End(stream_));
@@ -237,29 +211,23 @@ TEST_F(SyncHppTest, AWriteThatIsNotEndedIsGivenUp) {
 // before.
 TEST_F(SyncHppTest, AReadThatIsNotEndedEndsWithItsStream) {
   Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
-  auto reader = Ring::Read(*client_, "video");
-  ASSERT_TRUE(reader) << reader.error().text();
+  Ring reader = Reader();
   Put(writer, 1);
   Put(writer, 2);
   CUstream held = nullptr;
   ASSERT_EQ(api_->cuStreamCreate(&held, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
-  ASSERT_TRUE(gate);
+  Signal gate;
   {
-    auto frame = reader->BeginRead(held);
-    ASSERT_TRUE(frame);
-    const auto address = gate->DeviceAddress();
-    ASSERT_TRUE(address);
-    // Work that takes as long as the test wants.
-    ASSERT_EQ(api_->cuStreamWaitValue64(held, *address, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+    auto frame = Must(reader.BeginRead(held));
+    gate = Gate(held);
   }
   EXPECT_EQ(writer.BeginWrite(50ms).error().status(), GPUSHM_TIMEOUT)
       << "the writer must not get a slot that a stream still reads";
-  EXPECT_EQ(reader->Close().error().status(), GPUSHM_BUSY);
-  ASSERT_TRUE(gate->Set(1));
+  EXPECT_EQ(reader.Close().error().status(), GPUSHM_BUSY);
+  ASSERT_TRUE(gate.Set(1));
   EXPECT_TRUE(writer.BeginWrite());
   EXPECT_EQ(api_->cuStreamSynchronize(held), CUDA_SUCCESS);
-  EXPECT_TRUE(reader->Close());
+  EXPECT_TRUE(reader.Close());
   EXPECT_EQ(api_->cuStreamDestroy(held), CUDA_SUCCESS);
   api_->cuStreamSynchronize(stream_);  // A busy owner stays open.
 }
@@ -273,24 +241,21 @@ TEST_F(SyncHppTest, AnItemWhoseGuardGoesIsDeliveredAgain) {
   ASSERT_TRUE(worker && other);
   Put(writer, 5);
   const auto work = [&] {
-    auto item = worker->BeginRead(stream_);
-    ASSERT_TRUE(item);
-    EXPECT_EQ(item->delivery(), 1U);
+    auto item = Must(worker->BeginRead(stream_));
+    EXPECT_EQ(item.delivery(), 1U);
     throw 1;
   };
   EXPECT_THROW(work(), int);
   {
-    auto item = other->BeginRead(stream_);
-    ASSERT_TRUE(item) << item.error().text();
-    EXPECT_EQ(item->delivery(), 2U);
-    EXPECT_EQ(item->metadata()[0], 5);
-    item->Abandon();
-    EXPECT_FALSE(item->open());
+    auto item = Must(other->BeginRead(stream_));
+    EXPECT_EQ(item.delivery(), 2U);
+    EXPECT_EQ(item.metadata()[0], 5);
+    item.Abandon();
+    EXPECT_FALSE(item.open());
   }
-  auto item = worker->BeginRead(stream_);
-  ASSERT_TRUE(item) << item.error().text();
-  EXPECT_EQ(item->delivery(), 3U);
-  EXPECT_TRUE(item->End(stream_)) << "a worker must be able to end an item that has failed before";
+  auto item = Must(worker->BeginRead(stream_));
+  EXPECT_EQ(item.delivery(), 3U);
+  EXPECT_TRUE(item.End(stream_)) << "a worker must be able to end an item that has failed before";
   EXPECT_EQ(other->BeginRead(stream_, 0s).error().status(), GPUSHM_TIMEOUT);
   api_->cuStreamSynchronize(stream_);
   EXPECT_TRUE(worker->Close());
@@ -302,35 +267,30 @@ TEST_F(SyncHppTest, AnItemWhoseGuardGoesIsDeliveredAgain) {
 TEST_F(SyncHppTest, AFrameWhoseStoreTheDriverRefusesIsStillOpen) {
   if (!api_->simulated()) GTEST_SKIP() << "only the simulated driver fails on request";
   Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
-  auto reader = Ring::Read(*client_, "video");
-  auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
-  ASSERT_TRUE(reader && gate);
-  CUstream held = nullptr;
-  ASSERT_EQ(api_->cuStreamCreate(&held, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-  ASSERT_EQ(api_->cuStreamWaitValue64(held, *gate->DeviceAddress(), 1, CU_STREAM_WAIT_VALUE_GEQ),
-            CUDA_SUCCESS);
+  Ring reader = Reader();
+  auto gate = Must(Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER}));
+  const CUstream held = StreamBehind(gate, 1);
   auto first = writer.BeginWrite();
   ASSERT_TRUE(first && first->End(held));
-  auto second = writer.BeginWrite();
-  ASSERT_TRUE(second);
+  auto second = Must(writer.BeginWrite());
   Inject("results: {cuStreamWriteValue64: 999}");
-  EXPECT_EQ(second->End(held).error().status(), GPUSHM_DRIVER);
+  EXPECT_EQ(second.End(held).error().status(), GPUSHM_DRIVER);
   Inject("");
-  EXPECT_TRUE(second->open());
-  ASSERT_TRUE(gate->Set(1));
+  EXPECT_TRUE(second.open());
+  ASSERT_TRUE(gate.Set(1));
   ASSERT_EQ(api_->cuStreamSynchronize(held), CUDA_SUCCESS);
-  auto frame = reader->BeginRead(stream_);
+  auto frame = reader.BeginRead(stream_);
   ASSERT_TRUE(frame) << frame.error().text();
   EXPECT_TRUE(frame->End(stream_));
-  EXPECT_EQ(reader->BeginRead(stream_, 0s).error().status(), GPUSHM_TIMEOUT)
+  EXPECT_EQ(reader.BeginRead(stream_, 0s).error().status(), GPUSHM_TIMEOUT)
       << "a frame whose end failed must not reach the reader";
-  EXPECT_TRUE(second->End(held)) << "the frame must end once the driver accepts the store";
-  frame = reader->BeginRead(stream_);
+  EXPECT_TRUE(second.End(held)) << "the frame must end once the driver accepts the store";
+  frame = reader.BeginRead(stream_);
   ASSERT_TRUE(frame) << frame.error().text();
   EXPECT_EQ(frame->frame().number, 2U);
   EXPECT_TRUE(frame->End(stream_));
   for (CUstream stream : {held, stream_}) api_->cuStreamSynchronize(stream);
-  EXPECT_TRUE(reader->Close());
+  EXPECT_TRUE(reader.Close());
   EXPECT_EQ(api_->cuStreamDestroy(held), CUDA_SUCCESS);
 }
 
@@ -342,11 +302,10 @@ TEST_F(SyncHppTest, RingsThatAllHaveClosedGiveTheirMemoryBack) {
     auto writer =
         Ring::Write(*client_, name, {.policy = policy, .frames = 2, .frame_bytes = kFrameBytes});
     ASSERT_TRUE(writer) << "ring " << i << ": " << writer.error().text();
-    auto reader = Ring::Read(*client_, name);
-    ASSERT_TRUE(reader) << reader.error().text();
+    auto reader = Must(Ring::Read(*client_, name));
     ASSERT_TRUE(writer->Close());
     ASSERT_TRUE(client_->Lookup(name)) << "the ring must stay while its reader has it open";
-    ASSERT_TRUE(reader->Close());
+    ASSERT_TRUE(reader.Close());
     ASSERT_EQ(client_->Lookup(name).error().status(), GPUSHM_NOT_FOUND);
     ASSERT_EQ(client_->Lookup(name + "-ring").error().status(), GPUSHM_NOT_FOUND);
   }
@@ -357,10 +316,8 @@ TEST_F(SyncHppTest, ARingIsKeptOnRequestAndWhereItsBufferIsTheUsers) {
     auto kept =
         Ring::Write(*client_, "kept", {.frames = 2, .frame_bytes = kFrameBytes, .keep = true});
     ASSERT_TRUE(kept) << kept.error().text();
-    auto frames = client_->Create("own", 4 * kFrameBytes);
-    ASSERT_TRUE(frames) << frames.error().text();
-    auto own = Ring::Write(*client_, "own", {.frames = 2, .frame_bytes = kFrameBytes});
-    ASSERT_TRUE(own) << own.error().text();
+    auto frames = Must(client_->Create("own", 4 * kFrameBytes));
+    auto own = Must(Ring::Write(*client_, "own", {.frames = 2, .frame_bytes = kFrameBytes}));
   }
   EXPECT_TRUE(client_->Lookup("kept") && client_->Lookup("kept-ring"));
   EXPECT_TRUE(client_->Lookup("own"));
@@ -373,8 +330,7 @@ TEST_F(SyncHppTest, ARingIsKeptOnRequestAndWhereItsBufferIsTheUsers) {
 // Errors name other processes by container and kind, which people know, not by a place in a page.
 TEST_F(SyncHppTest, ErrorsNameContainerAndKind) {
   Ring writer = Writer(GPUSHM_RING_BACK_PRESSURE);
-  auto reader = Ring::Read(*client_, "video");
-  ASSERT_TRUE(reader);
+  Ring reader = Reader();
   Put(writer, 1);
   Put(writer, 2);
   ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
@@ -416,57 +372,47 @@ TEST_F(SyncHppTest, AWriterStartsWithReadersAndGoesOnWithThoseThatAreLeft) {
   EXPECT_TRUE(Ring::Write(*client_, "video", options));
   options = {.policy = GPUSHM_RING_BACK_PRESSURE, .frames = 2, .frame_bytes = kFrameBytes};
   options.start_readers = 2;
-  auto writer = Ring::Write(*client_, "video", options);
-  ASSERT_TRUE(writer) << writer.error().text();
-  auto first = Ring::Read(*client_, "video");
-  ASSERT_TRUE(first);
-  EXPECT_EQ(writer->BeginWrite(0s).error().what(), "ring \"video\": 1 of 2 readers are present");
+  auto writer = Must(Ring::Write(*client_, "video", options));
+  auto first = Must(Ring::Read(*client_, "video"));
+  EXPECT_EQ(writer.BeginWrite(0s).error().what(), "ring \"video\": 1 of 2 readers are present");
   {
-    auto second = Ring::Read(*client_, "video");
-    ASSERT_TRUE(second);
-    Put(*writer, 1);
+    auto second = Must(Ring::Read(*client_, "video"));
+    Put(writer, 1);
   }
   ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
-  Put(*writer, 2);
+  Put(writer, 2);
   api_->cuStreamSynchronize(stream_);
 }
 
 TEST_F(SyncHppTest, OwnersMayOutliveTheirClient) {
-  auto signal = Signal::Open(*client_, "late", {.role = GPUSHM_SIGNAL_WRITER});
-  ASSERT_TRUE(signal) << signal.error().text();
-  auto barrier = Barrier::Open(*client_, "point", 1);
-  ASSERT_TRUE(barrier) << barrier.error().text();
+  auto signal = Must(Signal::Open(*client_, "late", {.role = GPUSHM_SIGNAL_WRITER}));
+  auto barrier = Must(Barrier::Open(*client_, "point", 1));
   Ring writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
-  auto reader = Ring::Read(*client_, "video");
-  ASSERT_TRUE(reader) << reader.error().text();
+  Ring reader = Reader();
   Put(writer, 1);
-  auto read = reader->BeginRead(stream_);
-  ASSERT_TRUE(read) << read.error().text();
-  auto write = writer.BeginWrite();
-  ASSERT_TRUE(write) << write.error().text();
+  auto read = Must(reader.BeginRead(stream_));
+  auto write = Must(writer.BeginWrite());
   ASSERT_EQ(api_->cuStreamSynchronize(stream_), CUDA_SUCCESS);
   client_.reset();  // This ends them all, also the open frames.
-  EXPECT_EQ(signal->Set(1).error().status(), GPUSHM_INVALID_ARGUMENT);
-  EXPECT_EQ(barrier->Wait().error().status(), GPUSHM_INVALID_ARGUMENT);
-  EXPECT_EQ(write->End(stream_).error().status(), GPUSHM_INVALID_ARGUMENT);
-  EXPECT_EQ(read->End(stream_).error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(signal.Set(1).error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(barrier.Wait().error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(write.End(stream_).error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(read.End(stream_).error().status(), GPUSHM_INVALID_ARGUMENT);
   EXPECT_EQ(writer.BeginWrite().error().status(), GPUSHM_INVALID_ARGUMENT);
-  EXPECT_EQ(reader->Close().error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(reader.Close().error().status(), GPUSHM_INVALID_ARGUMENT);
 }
 
 TEST_F(SyncHppTest, AWaiterReportsWhatWasAdded) {
   auto writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
-  auto reader = Ring::Read(*client_, "video");
-  ASSERT_TRUE(reader) << reader.error().text();
+  Ring reader = Reader();
   auto gate = Signal::Open(*client_, "gate", {.role = GPUSHM_SIGNAL_WRITER});
   auto opened = Signal::Open(*client_, "gate");
   ASSERT_TRUE(gate && opened);
-  auto made = Waiter::Open(*client_);
-  ASSERT_TRUE(made) << made.error().text();
-  Waiter waiter = std::move(*made);
-  EXPECT_FALSE(*made);
-  EXPECT_EQ(made->Wait().error().status(), GPUSHM_INVALID_ARGUMENT);
-  ASSERT_TRUE(waiter.AddRing(*reader, 1));
+  auto made = Must(Waiter::Open(*client_));
+  Waiter waiter = std::move(made);
+  EXPECT_FALSE(made);
+  EXPECT_EQ(made.Wait().error().status(), GPUSHM_INVALID_ARGUMENT);
+  ASSERT_TRUE(waiter.AddRing(reader, 1));
   ASSERT_TRUE(waiter.AddSignal(*opened, 5, 2));
   ASSERT_TRUE(waiter.AddName("waited-for", 0, 3));
   EXPECT_EQ(waiter.AddName("Not a name", 0, 4).error().status(), GPUSHM_INVALID_ARGUMENT);
@@ -478,17 +424,16 @@ TEST_F(SyncHppTest, AWaiterReportsWhatWasAdded) {
   ASSERT_TRUE(client_->Create("waited-for", 4096));
   std::array<bool, 4> seen{};
   for (int i = 0; i < 100 && !(seen[1] && seen[2] && seen[3]); ++i) {
-    const auto events = waiter.Wait(10s);
-    ASSERT_TRUE(events) << events.error().text();
-    for (const Event& event : *events) {
+    const auto events = Must(waiter.Wait(10s));
+    for (const Event& event : events) {
       EXPECT_EQ(event.status, uint32_t{GPUSHM_OK});
       EXPECT_EQ(event.struct_size, sizeof event);
       seen.at(event.tag) = true;
     }
   }
   EXPECT_TRUE(seen[1] && seen[2] && seen[3]);
-  ASSERT_TRUE(reader->Close());
-  EXPECT_EQ(waiter.AddRing(*reader, 1).error().status(), GPUSHM_INVALID_ARGUMENT);
+  ASSERT_TRUE(reader.Close());
+  EXPECT_EQ(waiter.AddRing(reader, 1).error().status(), GPUSHM_INVALID_ARGUMENT);
   EXPECT_TRUE(waiter.Wait(50ms)->empty())
       << "neither a reported signal nor a closed ring may cause an event";
   EXPECT_TRUE(waiter.Remove(3));
@@ -498,37 +443,33 @@ TEST_F(SyncHppTest, AWaiterReportsWhatWasAdded) {
 
 // Regression: after the first frame that came late from the GPU, the waiter's timer stayed off.
 TEST_F(SyncHppTest, AWaiterReportsEachFrameThatTheGpuCompletesLate) {
-  auto gate = Signal::Open(*client_, "late", {.role = GPUSHM_SIGNAL_WRITER});
-  ASSERT_TRUE(gate) << gate.error().text();
+  auto gate = Must(Signal::Open(*client_, "late", {.role = GPUSHM_SIGNAL_WRITER}));
   auto writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
-  auto reader = Ring::Read(*client_, "video");
-  ASSERT_TRUE(reader) << reader.error().text();
+  Ring reader = Reader();
   auto waiter = Waiter::Open(*client_);
-  ASSERT_TRUE(waiter && waiter->AddRing(*reader, 1));
-  const CUstream stream = StreamBehind(*gate, 1);
+  ASSERT_TRUE(waiter && waiter->AddRing(reader, 1));
+  const CUstream stream = StreamBehind(gate, 1);
   for (uint64_t value = 1; value <= 2; ++value) {
     if (value > 1) {
-      ASSERT_EQ(api_->cuStreamWaitValue64(stream, *gate->DeviceAddress(), value,
-                                          CU_STREAM_WAIT_VALUE_GEQ),
-                CUDA_SUCCESS);
+      ASSERT_EQ(
+          api_->cuStreamWaitValue64(stream, *gate.DeviceAddress(), value, CU_STREAM_WAIT_VALUE_GEQ),
+          CUDA_SUCCESS);
     }
-    auto frame = writer.BeginWrite();
-    ASSERT_TRUE(frame) << frame.error().text();
-    frame->set_bytes(kFrameBytes);
-    ASSERT_TRUE(frame->End(stream));
+    auto frame = Must(writer.BeginWrite());
+    frame.set_bytes(kFrameBytes);
+    ASSERT_TRUE(frame.End(stream));
   }
-  const auto read = [&] { return reader->BeginRead(GPUSHM_NO_STREAM, Timeout::DontWait()); };
+  const auto read = [&] { return reader.BeginRead(GPUSHM_NO_STREAM, Timeout::DontWait()); };
   for (uint64_t value = 1; value <= 2; ++value) {
     EXPECT_EQ(waiter->Wait(10s)->size(), 1) << "the waiter must report a frame that is announced";
     auto early = read();
     ASSERT_FALSE(early);
     EXPECT_EQ(early.error().status(), GPUSHM_TIMEOUT);
     EXPECT_TRUE(waiter->Wait(50ms)->empty());
-    ASSERT_TRUE(gate->Set(value));
+    ASSERT_TRUE(gate.Set(value));
     EXPECT_EQ(waiter->Wait(10s)->size(), 1) << "the waiter must report a frame that is complete";
-    auto frame = read();
-    ASSERT_TRUE(frame) << frame.error().text();
-    ASSERT_TRUE(frame->End(GPUSHM_NO_STREAM));
+    auto frame = Must(read());
+    ASSERT_TRUE(frame.End(GPUSHM_NO_STREAM));
   }
   End(stream);
 }
@@ -538,16 +479,14 @@ TEST_F(SyncHppTest, AWaiterBelongsToItsClient) {
   auto writer = Writer(GPUSHM_RING_OVERWRITE_OLDEST);
   auto other = Client::Open({.folder = run()});
   ASSERT_TRUE(other) << other.error().text();
-  auto waiter = Waiter::Open(*other);
-  ASSERT_TRUE(waiter) << waiter.error().text();
-  EXPECT_EQ(waiter->AddRing(writer, 1).error().status(), GPUSHM_INVALID_ARGUMENT);
-  auto reader = Ring::Read(*other, "video");
-  ASSERT_TRUE(reader) << reader.error().text();
-  ASSERT_TRUE(waiter->AddRing(*reader, 1));
-  EXPECT_TRUE(waiter->Wait(20ms)->empty());
+  auto waiter = Must(Waiter::Open(*other));
+  EXPECT_EQ(waiter.AddRing(writer, 1).error().status(), GPUSHM_INVALID_ARGUMENT);
+  auto reader = Must(Ring::Read(*other, "video"));
+  ASSERT_TRUE(waiter.AddRing(reader, 1));
+  EXPECT_TRUE(waiter.Wait(20ms)->empty());
   other = Client::Open({.folder = run()});
-  EXPECT_EQ(waiter->Wait().error().status(), GPUSHM_INVALID_ARGUMENT);
-  EXPECT_EQ(waiter->descriptor(), -1);
+  EXPECT_EQ(waiter.Wait().error().status(), GPUSHM_INVALID_ARGUMENT);
+  EXPECT_EQ(waiter.descriptor(), -1);
 }
 
 }  // namespace

@@ -67,7 +67,6 @@ Answer WaiterCommands::Do(std::istringstream& in) {
   }
   in >> value;
   if (verb == "next") return Next(static_cast<int64_t>(value));
-  if (verb == "wait") return Wait(static_cast<int64_t>(value));
   if (verb == "kind") return {0, event_.kind};
   if (verb == "generation") return {0, static_cast<int64_t>(event_.generation)};
   if (verb == "state") return {0, event_.state};

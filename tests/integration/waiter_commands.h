@@ -3,10 +3,8 @@
 //   waiter ring TAG | waiter signal VALUE TAG    the worker's ring or signal
 //   waiter remove TAG
 //   waiter next TIMEOUT_MS     sleeps in poll() until there is an event; STATUS: the event's;
-//   VALUE:
-//                              its tag. Without one: STATUS GPUSHM_TIMEOUT; VALUE: how often poll()
-//                              found the descriptor readable
-//   waiter wait TIMEOUT_MS     the same, in gpushm_waiter_wait
+//                              VALUE: its tag. Without one: STATUS GPUSHM_TIMEOUT; VALUE: how often
+//                              poll() found the descriptor readable
 //   waiter kind | generation | state    VALUE: of the last event
 //   waiter readable            VALUE: whether the descriptor is readable
 //   waiter threads             VALUE: threads of this process

@@ -20,10 +20,7 @@ constexpr char kQuiet[] = "waiter next 300";
 class WaiterTest : public LinkedTest {};
 
 TEST_F(WaiterTest, EachChangeOfANameIsReportedOnce) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker server(run());
-  ASSERT_EQ(server.Do("waiter name weights 0 7").status, GPUSHM_OK);
+  auto [broker, writer, server] = Pair(run(), {}, {"waiter name weights 0 7"});
   EXPECT_EQ(server.Do(kQuiet).status, GPUSHM_TIMEOUT);
   ASSERT_TRUE(server.Begin(kSoon));
   const Answer first = writer.Do("create weights 4096");
@@ -49,9 +46,7 @@ TEST_F(WaiterTest, EachChangeOfANameIsReportedOnce) {
 }
 
 TEST_F(WaiterTest, AKnownGenerationIsNoNews) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker server(run());
+  auto [broker, writer, server] = Pair(run());
   const Answer made = writer.Do("create weights 4096");
   ASSERT_EQ(server.Do(Concat("waiter name weights ", made.value, " 1")).status, GPUSHM_OK);
   EXPECT_EQ(server.Do(kQuiet).status, GPUSHM_TIMEOUT);
@@ -60,14 +55,12 @@ TEST_F(WaiterTest, AKnownGenerationIsNoNews) {
 }
 
 TEST_F(WaiterTest, AWriterOfABufferThatDiesIsReported) {
-  Broker broker(run(), "64Mi");
-  std::optional<Worker> writer(run());
-  Worker server(run());
-  const Answer made = writer->Do("create weights 4096");
+  auto [broker, writer, server] = Pair(run());
+  const Answer made = writer.Do("create weights 4096");
   ASSERT_EQ(made.status, GPUSHM_OK);
   ASSERT_EQ(server.Do(Concat("waiter name weights ", made.value, " 1")).status, GPUSHM_OK);
   ASSERT_TRUE(server.Begin(kSoon));
-  writer->Kill();
+  writer.Kill();
   EXPECT_EQ(server.Await(kSoon).status, GPUSHM_OK);
   EXPECT_EQ(server.Do("waiter state").value, GPUSHM_BUFFER_WRITER_DIED);
 }
@@ -118,32 +111,26 @@ TEST_F(WaiterTest, TheEndOfARingsWriterIsReportedOnce) {
 }
 
 TEST_F(WaiterTest, AWriterThatWaitsForReadersWakes) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  std::optional<Worker> reader(run());
-  ASSERT_EQ(writer.Do(kWaitedPressure).status, GPUSHM_OK);
-  ASSERT_EQ(reader->Do("ring read video 0").status, GPUSHM_OK);
+  auto [broker, writer, reader] = Pair(run(), {kWaitedPressure}, {"ring read video 0"});
   ASSERT_EQ(writer.Do("waiter ring 1").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("ring pump 4").status, GPUSHM_OK);
   EXPECT_EQ(writer.Do(kQuiet).status, GPUSHM_TIMEOUT)
       << "a writer must not wake while its ring is full";
   ASSERT_TRUE(writer.Begin(kSoon));
-  ASSERT_EQ(reader->Do("ring begin 0").value, 1);
-  ASSERT_EQ(reader->Do("ring end").status, GPUSHM_OK);
+  ASSERT_EQ(reader.Do("ring begin 0").value, 1);
+  ASSERT_EQ(reader.Do("ring end").status, GPUSHM_OK);
   EXPECT_EQ(writer.Await(kSoon).value, 1);
   ASSERT_EQ(writer.Do("ring put 5").status, GPUSHM_OK);
   EXPECT_EQ(writer.Do(kQuiet).status, GPUSHM_TIMEOUT);
   ASSERT_TRUE(writer.Begin(kSoon));
-  reader->Kill();
+  reader.Kill();
   EXPECT_EQ(writer.Await(kSoon).value, 1) << "a dead reader must not hold up the writer";
 }
 
 // One alarm is for all participants of a page. Readers ring it for what they give back only if the
 // writer waits for that in an event loop.
 TEST_F(WaiterTest, WhatOthersReadWakesNoReader) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker other(run());
+  auto [broker, writer, other] = Pair(run());
   Worker server(run());
   ASSERT_EQ(writer.Do(kWaitedPressure).status, GPUSHM_OK);
   ASSERT_EQ(other.Do("ring read video 0").status, GPUSHM_OK);
@@ -178,62 +165,52 @@ TEST_F(WaiterTest, AWriterWithAnOpenFrameWaitsForItself) {
 }
 
 TEST_F(WaiterTest, AWorkerWakesForItemsAndForThoseOfTheDead) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  std::optional<Worker> first(run());
+  auto [broker, writer, first] = Pair(run());
   Worker second(run());
   ASSERT_EQ(writer.Do(kWaitedQueue).status, GPUSHM_OK);
-  ASSERT_EQ(first->Do("ring read video 0").status, GPUSHM_OK);
+  ASSERT_EQ(first.Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(second.Do("ring read video 0").status, GPUSHM_OK);
   ASSERT_EQ(second.Do("waiter ring 1").status, GPUSHM_OK);
   ASSERT_EQ(writer.Do("ring put 11").status, GPUSHM_OK);
   ASSERT_EQ(second.Do(kSoon).status, GPUSHM_OK);
-  ASSERT_EQ(first->Do("ring begin 0").value, 1);
+  ASSERT_EQ(first.Do("ring begin 0").value, 1);
   EXPECT_EQ(second.Do(kQuiet).status, GPUSHM_TIMEOUT)
       << "an item that another worker has must not wake this one";
   ASSERT_TRUE(second.Begin(kSoon));
-  first->Kill();
+  first.Kill();
   EXPECT_EQ(second.Await(kSoon).status, GPUSHM_OK);
   EXPECT_EQ(second.Do("ring begin 0").value, 1);
   EXPECT_EQ(second.Do("ring delivery").value, 2);
 }
 
 TEST_F(WaiterTest, ASignalIsReportedOnceWhoeverSetsIt) {
-  Broker broker(run(), "64Mi");
-  std::optional<Worker> writer(run());
-  Worker server(run());
-  ASSERT_EQ(writer->Do("signal open ready w 0").status, GPUSHM_OK);
-  ASSERT_EQ(server.Do("signal open ready r 0").status, GPUSHM_OK);
-  ASSERT_EQ(server.Do("waiter signal 1 4").status, GPUSHM_OK);
+  auto [broker, writer, server] =
+      Pair(run(), {"signal open ready w 0"}, {"signal open ready r 0", "waiter signal 1 4"});
   EXPECT_EQ(server.Do(kQuiet).status, GPUSHM_TIMEOUT);
   ASSERT_TRUE(server.Begin(kSoon));
-  ASSERT_EQ(writer->Do("signal set 1").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal set 1").status, GPUSHM_OK);
   EXPECT_EQ(server.Await(kSoon).value, 4);
   EXPECT_EQ(server.Do(kQuiet).status, GPUSHM_TIMEOUT);
   // By a stream: the host has announced it.
   ASSERT_EQ(server.Do("waiter signal 2 5").status, GPUSHM_OK);
   ASSERT_TRUE(server.Begin(kSoon));
-  ASSERT_EQ(writer->Do("signal record 0 2").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal record 0 2").status, GPUSHM_OK);
   EXPECT_EQ(server.Await(kSoon).value, 5);
   // By a store of which no host knows.
   ASSERT_EQ(server.Do("waiter signal 3 6").status, GPUSHM_OK);
-  ASSERT_EQ(writer->Do("signal store 0 3").status, GPUSHM_OK);
+  ASSERT_EQ(writer.Do("signal store 0 3").status, GPUSHM_OK);
   EXPECT_EQ(server.Do("waiter next 20000").value, 6);
   ASSERT_EQ(server.Do("waiter signal 9 7").status, GPUSHM_OK);
   ASSERT_TRUE(server.Begin(kSoon));
-  writer->Kill();
+  writer.Kill();
   EXPECT_EQ(server.Await(kSoon).status, GPUSHM_PEER_DIED);
 }
 
 TEST_F(WaiterTest, ABrokersDeathLosesNothing) {
   StartKeeper();
-  Broker broker(run(), "64Mi", Linked());
-  Worker writer(run());
-  Worker server(run());
-  ASSERT_EQ(writer.Do(kWaitedPressure).status, GPUSHM_OK);
-  ASSERT_EQ(server.Do("ring read video 0").status, GPUSHM_OK);
-  ASSERT_EQ(server.Do("waiter ring 1").status, GPUSHM_OK);
-  ASSERT_EQ(server.Do("waiter name weights 0 2").status, GPUSHM_OK);
+  auto [broker, writer, server] =
+      Pair(run(), {kWaitedPressure},
+           {"ring read video 0", "waiter ring 1", "waiter name weights 0 2"}, Linked());
   for (int i = 1; i <= 6; ++i) {
     EXPECT_EQ(server.Do("waiter next 50").status, GPUSHM_TIMEOUT);
     broker.Kill();
@@ -254,10 +231,7 @@ TEST_F(WaiterTest, ABrokersDeathLosesNothing) {
 // The waiter does not see the end of a connection that another call has replaced meanwhile.
 TEST_F(WaiterTest, ABrokersDeathThatAnotherCallNoticesLosesNothing) {
   StartKeeper();
-  Broker broker(run(), "64Mi", Linked());
-  Worker writer(run());
-  Worker server(run());
-  ASSERT_EQ(server.Do("waiter name weights 0 1").status, GPUSHM_OK);
+  auto [broker, writer, server] = Pair(run(), {}, {"waiter name weights 0 1"}, Linked());
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(server.Do("waiter next 50").status, GPUSHM_TIMEOUT);
     broker.Kill();
@@ -272,13 +246,8 @@ TEST_F(WaiterTest, ABrokersDeathThatAnotherCallNoticesLosesNothing) {
 
 // The timer that covers a lost alarm expires once in a second, and nothing else wakes.
 TEST_F(WaiterTest, NothingHappensAndNobodySpins) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker server(run());
-  ASSERT_EQ(writer.Do(kWaitedOldest).status, GPUSHM_OK);
-  ASSERT_EQ(writer.Do("signal open ready w 0").status, GPUSHM_OK);
-  ASSERT_EQ(server.Do("ring read video 0").status, GPUSHM_OK);
-  ASSERT_EQ(server.Do("signal open ready r 0").status, GPUSHM_OK);
+  auto [broker, writer, server] = Pair(run(), {kWaitedOldest, "signal open ready w 0"},
+                                       {"ring read video 0", "signal open ready r 0"});
   const int64_t threads = server.Do("waiter threads").value;
   ASSERT_EQ(server.Do("waiter ring 1").status, GPUSHM_OK);
   ASSERT_EQ(server.Do("waiter signal 1 2").status, GPUSHM_OK);
@@ -291,11 +260,7 @@ TEST_F(WaiterTest, NothingHappensAndNobodySpins) {
 }
 
 TEST_F(WaiterTest, WhatIsRemovedOrClosedIsNotReported) {
-  Broker broker(run(), "64Mi");
-  Worker writer(run());
-  Worker server(run());
-  ASSERT_EQ(writer.Do(kWaitedOldest).status, GPUSHM_OK);
-  ASSERT_EQ(server.Do("ring read video 0").status, GPUSHM_OK);
+  auto [broker, writer, server] = Pair(run(), {kWaitedOldest}, {"ring read video 0"});
   const int64_t descriptors = server.Do("waiter descriptors").value;
   ASSERT_EQ(server.Do("waiter ring 1").status, GPUSHM_OK);
   ASSERT_EQ(server.Do("waiter name weights 0 2").status, GPUSHM_OK);

@@ -1,14 +1,12 @@
 // The implementation of a worker's commands; see processes.h.
 #include <cuda.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <optional>
 #include <sstream>
-#include <string_view>
 
 #include "platform/driver/device.h"
 #include "tests/integration/barrier_commands.h"
@@ -22,13 +20,6 @@ namespace gpushm::integration {
 namespace {
 
 constexpr int kChannel = 3;
-
-template <typename T>
-T Sized() {
-  T value;
-  GPUSHM_INIT(&value);
-  return value;
-}
 
 class Application {
  public:
@@ -72,7 +63,6 @@ class Application {
     if (verb == "graph") return Graph(in);
     if (verb == "detach")
       return {gpushm_attachment_detach(std::exchange(latest_, nullptr), nullptr), 0};
-    if (verb == "cut") return Cut();
     if (verb == "barrier") {
       NeedContext();
       return barriers_->Do(in);
@@ -194,20 +184,6 @@ class Application {
     in >> name >> access >> options.timeout_ms >> options.peer_devices >> options.stage;
     options.access = access == "w" ? GPUSHM_ACCESS_READ_WRITE : GPUSHM_ACCESS_READ;
     return Attached(gpushm_attach(client_, name.c_str(), &options, &latest_));
-  }
-
-  // The library's socket, found among the process's descriptors. The broker bound its own under a
-  // temporary name, gpushm.sock.N, and the kernel reports that name.
-  static Answer Cut() {
-    for (int fd = kChannel + 1; fd < 1024; ++fd) {
-      sockaddr_un peer{};
-      socklen_t size = sizeof peer;
-      if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
-      if (std::string_view(peer.sun_path).contains("gpushm.sock")) {
-        return {shutdown(fd, SHUT_RDWR), 0};
-      }
-    }
-    return {-1, 0};
   }
 
   Answer Make(const std::string& verb, const std::string& name, std::istringstream& in) {
