@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "platform/base/clock.h"
+#include "platform/base/testing/must.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
 #include "platform/driver/nvml_api.h"
@@ -38,6 +39,8 @@ namespace gpushm::demo {
 namespace {
 
 namespace fs = std::filesystem;
+using gpushm::testing::Failure;
+using gpushm::testing::Must;
 using nlohmann::json;
 
 constexpr int kStepMs = 60'000;
@@ -78,7 +81,7 @@ Result<DeviceInfo> FirstDevice(const std::string& folder) {
 }
 
 // Uses a real GPU if there is one, otherwise the simulated driver next to this program.
-Result<Driver> ChooseDriver(const Options& options, const fs::path& work) {
+Driver ChooseDriver(const Options& options, const fs::path& work) {
   Driver driver;
   driver.folder = DriverFolderFromEnvironment();
   if (!options.simulated) {
@@ -93,9 +96,7 @@ Result<Driver> ChooseDriver(const Options& options, const fs::path& work) {
   driver.simulated = true;
   setenv("GPUSHM_SIM_DIR", (work / "gpu").c_str(), 0);
   setenv("GPUSHM_DRIVER", driver.folder.c_str(), 1);
-  const Result<DeviceInfo> device = FirstDevice(driver.folder);
-  if (!device) return std::unexpected(device.error().WithContext("the simulated driver"));
-  driver.device = *device;
+  driver.device = Must(FirstDevice(driver.folder));
   return driver;
 }
 
@@ -119,26 +120,22 @@ class Demo {
   Demo(const Demo&) = delete;
   Demo& operator=(const Demo&) = delete;
 
-  Result<void> Run() {
-    const Result<Model> model = Model::Open(options_.file);
-    if (!model) return std::unexpected(model.error());
-    model_hash_ = Hash(model->bytes());
-    model_bytes_ = model->bytes().size();
-    const Result<Driver> driver = ChooseDriver(options_, work_);
-    if (!driver) return std::unexpected(driver.error());
-    driver_ = *driver;
-    Introduce(*model);
+  void Run() {
+    const Model model = Must(Model::Open(options_.file));
+    model_hash_ = Hash(model.bytes());
+    model_bytes_ = model.bytes().size();
+    driver_ = ChooseDriver(options_, work_);
+    Introduce(model);
     used_before_ = UsedOnCard(driver_);
     StartPlugin();
-    if (auto r = OpenBroker(); !r) return r;
-    if (auto r = StartMembers(); !r) return r;
-    if (auto r = ShowMembers(); !r) return r;
+    OpenBroker();
+    StartMembers();
+    ShowMembers();
     ShowCosts();
-    if (auto r = KillAndReturn(); !r) return r;
-    if (auto r = plugin_ ? KillBroker() : Result<void>(); !r) return r;
-    if (auto r = EndMembers(); !r) return r;
+    KillAndReturn();
+    if (plugin_) KillBroker();
+    EndMembers();
     std::cout << "\n  All checks passed.\n";
-    return {};
   }
 
  private:
@@ -185,7 +182,7 @@ class Demo {
     broker_.emplace("gpushm-broker", arguments, work_ / "broker.log");
   }
 
-  Result<void> OpenBroker() {
+  void OpenBroker() {
     const fs::path config = work_ / "broker.yaml";
     std::ofstream out(config);
     out << "annotations:\n  buffers.gpushm.io/weights: {size: \"" << model_bytes_
@@ -205,54 +202,44 @@ class Demo {
     const std::string folder = (work_ / "run" / kOperator).string();
     open.folder = folder.c_str();
     open.timeout_ms = kStepMs;
-    if (gpushm_open(&open, &client_) != GPUSHM_OK) return Failed();
-    return {};
+    if (gpushm_open(&open, &client_) != GPUSHM_OK) throw Failure(LastError());
   }
 
-  Result<void> StartMember(Member* member, bool loads) {
+  void StartMember(Member* member, bool loads) {
     const fs::path view = work_ / "view";
     fs::create_directories(view);
     std::vector<std::string> arguments = {"worker", "--folder", view.string(), "--file",
                                           options_.file};
     if (!driver_.folder.empty()) arguments.insert(arguments.end(), {"--driver", driver_.folder});
     if (loads) arguments.push_back("--loads");
-    auto started =
-        Isolated::Start(arguments, (work_ / "run" / member->name).string(), view.string());
-    if (!started) return std::unexpected(started.error());
-    member->process = std::move(*started);
-    return {};
+    member->process =
+        Must(Isolated::Start(arguments, (work_ / "run" / member->name).string(), view.string()));
   }
 
-  Result<void> HearMember(Member* member) {
+  void HearMember(Member* member) {
     const Result<std::string> line = member->process->Hear(Deadline::AfterMs(2 * kStepMs));
-    if (!line) return std::unexpected(line.error().WithContext(member->name));
+    if (!line) throw Failure(line.error().WithContext(member->name));
     member->report = json::parse(*line, nullptr, false);
     if (!member->report.is_object()) {
-      return Fail(Code::kInternal, Concat(member->name, " printed an unexpected line: ", *line));
+      throw Failure(Code::kInternal, Concat(member->name, " printed an unexpected line: ", *line));
     }
     if (member->report.contains("error")) {
-      return Fail(Code::kInternal,
-                  Concat(member->name, ": ", member->report["error"].get<std::string>()));
+      throw Failure(Code::kInternal,
+                    Concat(member->name, ": ", member->report["error"].get<std::string>()));
     }
-    return {};
   }
 
   // The servers start first: they wait for the weights, like the replicas of a deployment.
-  Result<void> StartMembers() {
+  void StartMembers() {
     members_.push_back(Member{kLoader, std::nullopt, {}});
     for (int i = 1; i <= options_.servers; ++i) {
       members_.push_back(Member{Concat("server-", i), std::nullopt, {}});
     }
-    for (size_t i = members_.size(); i-- > 0;) {
-      if (auto r = StartMember(&members_[i], i == 0); !r) return r;
-    }
-    for (Member& member : members_) {
-      if (auto r = HearMember(&member); !r) return r;
-    }
-    return {};
+    for (size_t i = members_.size(); i-- > 0;) StartMember(&members_[i], i == 0);
+    for (Member& member : members_) HearMember(&member);
   }
 
-  Result<void> ShowMembers() {
+  void ShowMembers() {
     std::vector<std::vector<std::string>> rows = {
         {"container", "PID", "pid ns", "mnt ns", "ipc ns", "net ns", "tensors equal", "hash"}};
     bool good = true;
@@ -270,8 +257,7 @@ class Demo {
     }
     rows.push_back({"(the file)", "", "", "", "", "", "", Hex(model_hash_)});
     std::cout << "\n" << Table(rows);
-    if (good) return {};
-    return Fail(Code::kCorrupt, "a process sees other bytes than the file has");
+    if (!good) throw Failure(Code::kCorrupt, "a process sees other bytes than the file has");
   }
 
   void ShowCosts() const {
@@ -309,13 +295,13 @@ class Demo {
     }
   }
 
-  Result<std::vector<Lease>> Leases() const {
+  std::vector<Lease> Leases() const {
     std::array<gpushm_holder, 64> holders{};
     for (gpushm_holder& holder : holders) GPUSHM_INIT(&holder);
     size_t count = 0;
     if (gpushm_list_holders(client_, kWeights, holders.data(), holders.size(), &count) !=
         GPUSHM_OK) {
-      return Failed();
+      throw Failure(LastError());
     }
     std::vector<Lease> leases;
     for (size_t i = 0; i < std::min(count, holders.size()); ++i) {
@@ -326,60 +312,53 @@ class Demo {
     return leases;
   }
 
-  Result<size_t> LeasesOf(const std::string& container) const {
-    const Result<std::vector<Lease>> leases = Leases();
-    if (!leases) return std::unexpected(leases.error());
+  size_t LeasesOf(const std::string& container) const {
+    const std::vector<Lease> leases = Leases();
     return static_cast<size_t>(std::ranges::count(
-        *leases, container, [](const Lease& lease) { return std::get<2>(lease); }));
+        leases, container, [](const Lease& lease) { return std::get<2>(lease); }));
   }
 
-  Result<void> KillAndReturn() {
+  void KillAndReturn() {
     Member& victim = members_.back();
-    const Result<size_t> held = LeasesOf(victim.name);
-    if (!held) return std::unexpected(held.error());
-    if (*held == 0) return Fail(Code::kInternal, Concat(victim.name, " holds no lease"));
-    std::cout << "\n  " << victim.name << " holds " << *held
+    const size_t held = LeasesOf(victim.name);
+    if (held == 0) throw Failure(Code::kInternal, Concat(victim.name, " holds no lease"));
+    std::cout << "\n  " << victim.name << " holds " << held
               << " lease(s). Killing it with SIGKILL ...\n";
     const int64_t killed_ns = MonotonicNs();
     victim.process->Kill();
     const Deadline deadline = Deadline::AfterMs(kStepMs);
     for (;;) {
-      const Result<size_t> left = LeasesOf(victim.name);
-      if (!left) return std::unexpected(left.error());
-      if (*left == 0) break;
+      const size_t left = LeasesOf(victim.name);
+      if (left == 0) break;
       if (deadline.Passed())
-        return Fail(Code::kTimeout, "the killed process's leases did not end in time");
+        throw Failure(Code::kTimeout, "the killed process's leases did not end in time");
     }
     std::cout << "  Its leases ended after "
               << Microseconds(static_cast<double>(MonotonicNs() - killed_ns) / 1000)
               << "; no process had to load the model again. Starting it again ...\n";
-    if (auto r = StartMember(&victim, false); !r) return r;
-    if (auto r = HearMember(&victim); !r) return r;
+    StartMember(&victim, false);
+    HearMember(&victim);
     if (victim.report["hash"].get<uint64_t>() != model_hash_) {
-      return Fail(Code::kCorrupt, "the restarted process sees other bytes than the file has");
+      throw Failure(Code::kCorrupt, "the restarted process sees other bytes than the file has");
     }
     std::cout << "  " << victim.name << " is back: it attached in "
               << Microseconds(victim.report["attach_first_us"].get<double>())
               << " and sees the same bytes: " << Hex(model_hash_) << "\n";
-    return {};
   }
 
   // Every member must see the file's bytes at this moment.
-  Result<void> LookAtAll(const char* when) {
+  void LookAtAll(const char* when) {
+    for (Member& member : members_) Must(member.process->Say(kLookWord));
     for (Member& member : members_) {
-      if (auto r = member.process->Say(kLookWord); !r) return r;
-    }
-    for (Member& member : members_) {
-      if (auto r = HearMember(&member); !r) return r;
+      HearMember(&member);
       if (member.report["hash"].get<uint64_t>() != model_hash_) {
-        return Fail(Code::kCorrupt, Concat(member.name, " sees other bytes ", when));
+        throw Failure(Code::kCorrupt, Concat(member.name, " sees other bytes ", when));
       }
     }
-    return {};
   }
 
   // Starts the broker's successor. Returns how long it took to answer.
-  Result<int64_t> ReturnBroker(uint64_t former_epoch) {
+  int64_t ReturnBroker(uint64_t former_epoch) {
     const int64_t started_ns = MonotonicNs();
     StartBroker();
     const Deadline deadline = Deadline::AfterMs(kStepMs);
@@ -388,8 +367,8 @@ class Demo {
       GPUSHM_INIT(&info);
       const gpushm_status status = gpushm_broker_get_info(client_, &info);
       if (status == GPUSHM_OK && info.broker_epoch != former_epoch) break;
-      if (!broker_->Running()) return Fail(Code::kPeerDied, "the new broker ended");
-      if (deadline.Passed()) return Fail(Code::kTimeout, "the new broker does not answer");
+      if (!broker_->Running()) throw Failure(Code::kPeerDied, "the new broker ended");
+      if (deadline.Passed()) throw Failure(Code::kTimeout, "the new broker does not answer");
       poll(nullptr, 0, 1);
     }
     return MonotonicNs() - started_ns;
@@ -398,38 +377,35 @@ class Demo {
   // The members keep what they have mapped in any case. With the plugin, the next broker has it as
   // well. The plugin gives it the name, the generation, the leases and the descriptor of the
   // memory.
-  Result<void> KillBroker() {
+  void KillBroker() {
     gpushm_broker_info former;
     GPUSHM_INIT(&former);
-    if (gpushm_broker_get_info(client_, &former) != GPUSHM_OK) return Failed();
-    const Result<std::vector<Lease>> before = Leases();
-    if (!before) return std::unexpected(before.error());
-    if (before->empty()) return Fail(Code::kInternal, "no process holds a lease");
-    const uint64_t generation = std::get<3>(before->front());
-    std::cout << "\n  The broker (PID " << broker_->pid() << ") has " << before->size()
+    if (gpushm_broker_get_info(client_, &former) != GPUSHM_OK) throw Failure(LastError());
+    const std::vector<Lease> before = Leases();
+    if (before.empty()) throw Failure(Code::kInternal, "no process holds a lease");
+    const uint64_t generation = std::get<3>(before.front());
+    std::cout << "\n  The broker (PID " << broker_->pid() << ") has " << before.size()
               << " lease(s). Killing it with SIGKILL ...\n";
     broker_->Kill();
-    if (auto r = LookAtAll("without a broker"); !r) return r;
-    const Result<int64_t> took_ns = ReturnBroker(former.broker_epoch);
-    if (!took_ns) return std::unexpected(took_ns.error());
-    const Result<std::vector<Lease>> after = Leases();
-    if (!after) return std::unexpected(after.error());
-    if (*after != *before) {
-      return Fail(Code::kCorrupt, Concat("of ", before->size(), " leases, the new broker has ",
-                                         after->size(), ", or different ones"));
+    LookAtAll("without a broker");
+    const int64_t took_ns = ReturnBroker(former.broker_epoch);
+    const std::vector<Lease> after = Leases();
+    if (after != before) {
+      throw Failure(Code::kCorrupt, Concat("of ", before.size(), " leases, the new broker has ",
+                                           after.size(), ", or different ones"));
     }
     std::cout << "  A new broker (PID " << broker_->pid() << ") answers after "
-              << Microseconds(static_cast<double>(*took_ns) / 1000)
+              << Microseconds(static_cast<double>(took_ns) / 1000)
               << "; no process had to load the model again. "
                  "Starting one more process that attaches ...\n";
-    if (auto r = LookAtAll("with the new broker"); !r) return r;
+    LookAtAll("with the new broker");
     members_.push_back(Member{Concat("server-", options_.servers + 1), std::nullopt, {}});
-    if (auto r = StartMember(&members_.back(), false); !r) return r;
-    if (auto r = HearMember(&members_.back()); !r) return r;
-    return ShowReturned(generation, after->size(), *took_ns);
+    StartMember(&members_.back(), false);
+    HearMember(&members_.back());
+    ShowReturned(generation, after.size(), took_ns);
   }
 
-  Result<void> ShowReturned(uint64_t generation, size_t leases, int64_t took_ns) const {
+  void ShowReturned(uint64_t generation, size_t leases, int64_t took_ns) const {
     std::vector<std::vector<std::string>> rows = {
         {"container", "attached", "hash", "generation", "current"}};
     bool good = true;
@@ -446,26 +422,18 @@ class Demo {
     rows.push_back({"(before)", "", Hex(model_hash_), std::to_string(generation), ""});
     std::cout << "\n" << Table(rows);
     if (!good)
-      return Fail(Code::kCorrupt,
-                  "with the new broker, the bytes or the generation differ from before");
+      throw Failure(Code::kCorrupt,
+                    "with the new broker, the bytes or the generation differ from before");
     std::cout << "\n  broker killed and restarted: same bytes, same generation, " << leases
               << " leases back, " << Microseconds(static_cast<double>(took_ns) / 1000) << "\n";
-    return {};
   }
 
-  Result<void> EndMembers() {
+  void EndMembers() {
     for (Member& member : members_) {
-      if (auto r = member.process->Say("end"); !r) return r;
-      const Result<int> code = member.process->Wait(Deadline::AfterMs(kStepMs));
-      if (!code) return std::unexpected(code.error());
-      if (*code != 0) return Fail(Code::kInternal, Concat(member.name, " ended with ", *code));
+      Must(member.process->Say("end"));
+      const int code = Must(member.process->Wait(Deadline::AfterMs(kStepMs)));
+      if (code != 0) throw Failure(Code::kInternal, Concat(member.name, " ended with ", code));
     }
-    return {};
-  }
-
-  static std::unexpected<Status> Failed() {
-    const gpushm_error* const error = gpushm_last_error();
-    return Fail(static_cast<Code>(error->status), error->what, error->remedy);
   }
 
   Options options_;
@@ -488,14 +456,14 @@ int RunDemo(const Options& options) {
   }
   const fs::path work = name;
   fs::permissions(work, fs::perms(0755));
-  Result<void> result;
-  {
-    Demo demo(options, work);
-    result = demo.Run();
-  }
-  std::cout.flush();
-  if (!result) {
-    std::cerr << "\ngpushm-demo: " << result.error().ToString() << "\n";
+  int code = 0;
+  try {
+    Demo(options, work).Run();
+    std::cout.flush();
+  } catch (const Failure& failure) {
+    code = 1;
+    std::cout.flush();
+    std::cerr << "\ngpushm-demo: " << failure.status.ToString() << "\n";
     for (const char* const daemon : {"broker", "plugin"}) {
       std::ifstream log(work / Concat(daemon, ".log"));
       for (std::string line; std::getline(log, line);)
@@ -508,7 +476,7 @@ int RunDemo(const Options& options) {
     std::error_code ignored;
     fs::remove_all(work, ignored);
   }
-  return result ? 0 : 1;
+  return code;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "platform/base/status.h"
+#include "platform/base/testing.h"
 
 namespace gpushm::demo {
 namespace {
@@ -25,18 +26,12 @@ constexpr int kLimitSeconds = 150;  // None of the demo's own deadlines is longe
 class DemoTest : public ::testing::Test {
  protected:
   DemoTest() {
-    std::string pattern = fs::temp_directory_path() / "gpushm-demo-test-XXXXXX";
-    folder_ = mkdtemp(pattern.data());
     setenv("GPUSHM_SIM_DIR", (folder_ / "gpu").c_str(), 1);
     std::ofstream model(folder_ / "model", std::ios::binary);
     for (uint64_t word = 1; word < 400'000; ++word) {
       const uint64_t mixed = word * 0x9e3779b97f4a7c15u;
       model.write(reinterpret_cast<const char*>(&mixed), sizeof mixed);
     }
-  }
-  ~DemoTest() override {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
   }
 
   static fs::path Programs() {
@@ -66,7 +61,8 @@ class DemoTest : public ::testing::Test {
   }
   bool Forbidden() const { return said_.find("namespaces: ") != std::string::npos; }
 
-  fs::path folder_;
+  const gpushm::testing::TempFolder made_;
+  const fs::path folder_ = made_.path();
   std::string said_;
 };
 

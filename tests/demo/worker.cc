@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "platform/base/clock.h"
+#include "platform/base/testing/must.h"
 #include "platform/driver/cuda_api.h"
 #include "platform/driver/device.h"
 #include "runtime/include/gpushm/gpushm.h"
@@ -22,15 +23,12 @@
 namespace gpushm::demo {
 namespace {
 
+using gpushm::testing::Failure;
+using gpushm::testing::Must;
 using nlohmann::json;
 
 constexpr char kBuffer[] = "weights";
 constexpr int kAttachRounds = 201;
-
-Status LastError() {
-  const gpushm_error* const error = gpushm_last_error();
-  return Status(static_cast<Code>(error->status), error->what, error->remedy);
-}
 
 uint64_t NamespaceInode(const char* kind) {
   struct stat info{};
@@ -52,55 +50,45 @@ struct Held {
 
 // The alternative without gpushm: the same bytes go from the GPU to pinned host memory, and back
 // into memory of this process.
-Result<double> StagedCopyUs(const CudaApi& api, uint64_t source, uint64_t size_bytes) {
-  const Result<PinnedBuffer> host = PinnedBuffer::Allocate(api, size_bytes);
-  if (!host) return std::unexpected(host.error());
+double StagedCopyUs(const CudaApi& api, uint64_t source, uint64_t size_bytes) {
+  const PinnedBuffer host = Must(PinnedBuffer::Allocate(api, size_bytes));
   CUdeviceptr copy = 0;
-  if (auto r = api.Check(api.cuMemAlloc(&copy, size_bytes), "cuMemAlloc"); !r) {
-    return std::unexpected(r.error());
-  }
+  Must(api.Check(api.cuMemAlloc(&copy, size_bytes), "cuMemAlloc"));
   const int64_t start_ns = MonotonicNs();
-  Result<void> moved = api.Check(api.cuMemcpyDtoH(host->data(), source, size_bytes), "copy down");
-  if (moved) moved = api.Check(api.cuMemcpyHtoD(copy, host->data(), size_bytes), "copy up");
-  if (moved) moved = api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize");
+  Must(api.Check(api.cuMemcpyDtoH(host.data(), source, size_bytes), "copy down"));
+  Must(api.Check(api.cuMemcpyHtoD(copy, host.data(), size_bytes), "copy up"));
+  Must(api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"));
   const double took_us = MicrosecondsSince(start_ns);
   api.cuMemFree(copy);
-  if (!moved) return std::unexpected(moved.error());
   return took_us;
 }
 
 // Which generation the process holds, and whether the name still refers to it.
-Result<json> Standing(const Held& held) {
+json Standing(const Held& held) {
   gpushm_attachment_info info;
   GPUSHM_INIT(&info);
   if (gpushm_attachment_get_info(held.attachment, &info) != GPUSHM_OK) {
-    return std::unexpected(LastError());
+    throw Failure(LastError());
   }
   return json{{"generation", info.generation},
               {"current", gpushm_attachment_check(held.attachment) == GPUSHM_OK}};
 }
 
 // The same as Standing, with a hash of the bytes that the GPU has now.
-Result<json> LookAgain(const Held& held) {
+json LookAgain(const Held& held) {
   std::vector<std::byte> seen(gpushm_attachment_size(held.attachment));
-  if (auto r =
-          held.api->Check(held.api->cuMemcpyDtoH(
-                              seen.data(), gpushm_attachment_address(held.attachment), seen.size()),
-                          "read back");
-      !r) {
-    return std::unexpected(r.error());
-  }
-  Result<json> report = Standing(held);
-  if (report) (*report)["hash"] = Hash(seen);
+  Must(held.api->Check(
+      held.api->cuMemcpyDtoH(seen.data(), gpushm_attachment_address(held.attachment), seen.size()),
+      "read back"));
+  json report = Standing(held);
+  report["hash"] = Hash(seen);
   return report;
 }
 
 // Compares every tensor with the file.
-Result<json> CheckTensors(const CudaApi& api, uint64_t address, const Model& model) {
+json CheckTensors(const CudaApi& api, uint64_t address, const Model& model) {
   std::vector<std::byte> seen(model.bytes().size());
-  if (auto r = api.Check(api.cuMemcpyDtoH(seen.data(), address, seen.size()), "read back"); !r) {
-    return std::unexpected(r.error());
-  }
+  Must(api.Check(api.cuMemcpyDtoH(seen.data(), address, seen.size()), "read back"));
   size_t equal = 0;
   std::string first_wrong;
   for (const Tensor& tensor : model.tensors()) {
@@ -117,7 +105,7 @@ Result<json> CheckTensors(const CudaApi& api, uint64_t address, const Model& mod
               {"hash", Hash(seen)}};
 }
 
-Result<json> Use(const WorkerOptions& options, const Model& model, Held* held) {
+json Use(const WorkerOptions& options, const Model& model, Held* held) {
   gpushm_attach_options attach;
   GPUSHM_INIT(&attach);
   attach.timeout_ms = options.timeout_ms;
@@ -125,7 +113,7 @@ Result<json> Use(const WorkerOptions& options, const Model& model, Held* held) {
   GPUSHM_INIT(&wait);
   wait.timeout_ms = options.timeout_ms;
   if (gpushm_wait(held->client, kBuffer, 0, &wait, nullptr) != GPUSHM_OK) {
-    return std::unexpected(LastError());
+    throw Failure(LastError());
   }
   // The first attach of a process includes the driver's first use, so several are measured.
   std::vector<double> attach_us;
@@ -133,7 +121,7 @@ Result<json> Use(const WorkerOptions& options, const Model& model, Held* held) {
     if (held->attachment != nullptr) gpushm_attachment_detach(held->attachment, nullptr);
     const int64_t start_ns = MonotonicNs();
     if (gpushm_attach(held->client, kBuffer, &attach, &held->attachment) != GPUSHM_OK) {
-      return std::unexpected(LastError());
+      throw Failure(LastError());
     }
     attach_us.push_back(MicrosecondsSince(start_ns));
   }
@@ -142,24 +130,22 @@ Result<json> Use(const WorkerOptions& options, const Model& model, Held* held) {
   const int64_t start_ns = MonotonicNs();
   gpushm_attachment* again = nullptr;
   if (gpushm_attach(held->client, kBuffer, &attach, &again) != GPUSHM_OK) {
-    return std::unexpected(LastError());
+    throw Failure(LastError());
   }
   const double cached_us = MicrosecondsSince(start_ns);
   gpushm_attachment_detach(again, nullptr);
 
   const uint64_t address = gpushm_attachment_address(held->attachment);
-  Result<json> report = CheckTensors(*held->api, address, model);
-  if (!report) return report;
-  const Result<double> staged_us = StagedCopyUs(*held->api, address, model.bytes().size());
-  if (!staged_us) return std::unexpected(staged_us.error());
-  (*report)["attach_first_us"] = first_us;
-  (*report)["attach_us"] = attach_us[attach_us.size() / 2];
-  (*report)["attach_again_us"] = cached_us;
-  (*report)["staged_us"] = *staged_us;
+  json report = CheckTensors(*held->api, address, model);
+  const double staged_us = StagedCopyUs(*held->api, address, model.bytes().size());
+  report["attach_first_us"] = first_us;
+  report["attach_us"] = attach_us[attach_us.size() / 2];
+  report["attach_again_us"] = cached_us;
+  report["staged_us"] = staged_us;
   return report;
 }
 
-Result<json> Load(const WorkerOptions& options, const Model& model, Held* held) {
+json Load(const WorkerOptions& options, const Model& model, Held* held) {
   gpushm_transfer_options transfer;
   GPUSHM_INIT(&transfer);
   transfer.timeout_ms = options.timeout_ms;
@@ -167,60 +153,62 @@ Result<json> Load(const WorkerOptions& options, const Model& model, Held* held) 
   GPUSHM_INIT(&result);
   transfer.format = GPUSHM_FORMAT_RAW;  // The demo compares the file as a whole.
   if (gpushm_load(held->client, kBuffer, options.file.c_str(), &transfer, &result) != GPUSHM_OK) {
-    return std::unexpected(LastError());
+    throw Failure(LastError());
   }
   if (gpushm_attach(held->client, kBuffer, nullptr, &held->attachment) != GPUSHM_OK) {
-    return std::unexpected(LastError());
+    throw Failure(LastError());
   }
-  Result<json> report =
-      CheckTensors(*held->api, gpushm_attachment_address(held->attachment), model);
-  if (!report) return report;
-  (*report)["load_us"] = static_cast<double>(result.elapsed_ns) / 1000.0;
+  json report = CheckTensors(*held->api, gpushm_attachment_address(held->attachment), model);
+  report["load_us"] = static_cast<double>(result.elapsed_ns) / 1000.0;
   return report;
 }
 
-Result<json> Work(const WorkerOptions& options, Held* held) {
-  const Result<Model> model = Model::Open(options.file);
-  if (!model) return std::unexpected(model.error());
-  const Result<const CudaApi*> api = CudaApi::Load(options.driver);
-  if (!api) return std::unexpected(api.error());
-  held->api = *api;
-  const Result<std::vector<DeviceInfo>> devices = ListDevices(**api);
-  if (!devices) return std::unexpected(devices.error());
+json Work(const WorkerOptions& options, Held* held) {
+  const Model model = Must(Model::Open(options.file));
+  held->api = Must(CudaApi::Load(options.driver));
+  const std::vector<DeviceInfo> devices = Must(ListDevices(*held->api));
 
   gpushm_open_options open;
   GPUSHM_INIT(&open);
   open.folder = options.folder.c_str();
   open.driver = options.driver.empty() ? nullptr : options.driver.c_str();
   open.timeout_ms = options.timeout_ms;
-  if (gpushm_open(&open, &held->client) != GPUSHM_OK) return std::unexpected(LastError());
+  if (gpushm_open(&open, &held->client) != GPUSHM_OK) throw Failure(LastError());
   gpushm_broker_info broker;
   GPUSHM_INIT(&broker);
-  if (gpushm_broker_get_info(held->client, &broker) != GPUSHM_OK)
-    return std::unexpected(LastError());
-  for (const DeviceInfo& device : *devices) {
+  if (gpushm_broker_get_info(held->client, &broker) != GPUSHM_OK) throw Failure(LastError());
+  for (const DeviceInfo& device : devices) {
     if (std::memcmp(device.uuid.bytes.data(), broker.gpu_uuid, GPUSHM_UUID_BYTES) != 0) continue;
     // An application has a context; gpushm itself needs none.
-    static const Result<PrimaryContext> context = PrimaryContext::Retain(**api, device.device);
-    if (!context) return std::unexpected(context.error());
-    if (auto current = context->MakeCurrent(); !current) return std::unexpected(current.error());
-    Result<json> report = options.loads ? Load(options, *model, held) : Use(options, *model, held);
-    if (!report) return report;
-    const Result<json> standing = Standing(*held);
-    if (!standing) return standing;
-    report->update(*standing);
-    (*report)["mapped_bytes"] = gpushm_attachment_size(held->attachment);
+    static const PrimaryContext context = Must(PrimaryContext::Retain(*held->api, device.device));
+    Must(context.MakeCurrent());
+    json report = options.loads ? Load(options, model, held) : Use(options, model, held);
+    report.update(Standing(*held));
+    report["mapped_bytes"] = gpushm_attachment_size(held->attachment);
     return report;
   }
-  return Fail(Code::kNotFound, "the broker's GPU is not visible here");
+  throw Failure(Code::kNotFound, "the broker's GPU is not visible here");
 }
 
 }  // namespace
 
+Status LastError() {
+  const gpushm_error* const error = gpushm_last_error();
+  return Status(static_cast<Code>(error->status), error->what, error->remedy);
+}
+
 int RunWorker(const WorkerOptions& options) {
   Held held;
-  Result<json> report = Work(options, &held);
-  json line = report ? *report : json{{"error", report.error().ToString()}};
+  bool good = true;
+  const auto report = [&good](const auto& work) -> json {
+    try {
+      return work();
+    } catch (const Failure& failure) {
+      good = false;
+      return {{"error", failure.status.ToString()}};
+    }
+  };
+  json line = report([&] { return Work(options, &held); });
   line["pid"] = getpid();
   line["uid"] = getuid();
   line["ns"] = json{{"pid", NamespaceInode("pid")},
@@ -229,12 +217,10 @@ int RunWorker(const WorkerOptions& options) {
                     {"net", NamespaceInode("net")}};
   std::cout << line.dump() << "\n" << std::flush;
   // Holds its attachment until another word arrives.
-  for (std::string word; report && std::getline(std::cin, word) && word == kLookWord;) {
-    const Result<json> now = LookAgain(held);
-    line = now ? *now : json{{"error", now.error().ToString()}};
-    std::cout << line.dump() << "\n" << std::flush;
+  for (std::string word; good && std::getline(std::cin, word) && word == kLookWord;) {
+    std::cout << report([&] { return LookAgain(held); }).dump() << "\n" << std::flush;
   }
-  return report ? 0 : 1;
+  return good ? 0 : 1;
 }
 
 }  // namespace gpushm::demo

@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "platform/base/status.h"
+
 namespace gpushm::demo {
 
 inline constexpr char kLookWord[] = "look";
@@ -16,6 +18,9 @@ struct WorkerOptions {
   std::string driver;  // Folder of the driver; empty: the loader chooses.
   int timeout_ms = 60'000;
 };
+
+// What the library last reported to this thread.
+Status LastError();
 
 // Returns the exit code.
 int RunWorker(const WorkerOptions& options);
