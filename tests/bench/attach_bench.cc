@@ -142,18 +142,9 @@ void FirstAttachLinked(benchmark::State& state) {
   options.link = (links / "m0000").string();
   const Broker broker = Broker::Start(options);
   const Connection linked = Connection::To(broker);
-  Samples with;
-  Samples without;
-  bool with_first = true;
-  for (auto _ : state) {
-    for (const bool now_with : {with_first, !with_first}) {
-      const Timed timed = TimeOurs(now_with ? linked.get() : alone->connection.get(), name);
-      (now_with ? with : without).Add(timed.make_ns);
-      if (now_with) state.SetIterationTime(static_cast<double>(timed.make_ns) / 1e9);
-    }
-    with_first = !with_first;
-  }
-  Show(state, Ours{with}, Baseline{without});
+  InTurns(
+      state, [&] { return TimeOurs(linked.get(), name).make_ns; },
+      [&] { return TimeOurs(alone->connection.get(), name).make_ns; });
   state.SetLabel("baseline: the same without a plugin");
 }
 
@@ -165,19 +156,9 @@ void Compare(benchmark::State& state, uint64_t size_bytes, Part part, double bud
   const std::string name = BufferName(size_bytes);
   const BorrowedDescriptor descriptor = BorrowedDescriptor::Borrow(setup->broker.folder(), name);
   RawServer server = RawServer::Start(descriptor.get());
-  Samples ours;
-  Samples raw;
-  bool ours_first = true;
-  for (auto _ : state) {
-    for (const bool now_ours : {ours_first, !ours_first}) {
-      const Timed timed =
-          now_ours ? TimeOurs(setup->connection.get(), name) : TimeRaw(server, size_bytes);
-      (now_ours ? ours : raw).Add(timed.*part);
-      if (now_ours) state.SetIterationTime(static_cast<double>(timed.*part) / 1e9);
-    }
-    ours_first = !ours_first;
-  }
-  Show(state, Ours{ours}, Baseline{raw});
+  InTurns(
+      state, [&] { return TimeOurs(setup->connection.get(), name).*part; },
+      [&] { return TimeRaw(server, size_bytes).*part; });
   if (budget_ratio > 0) state.counters["budget_ratio"] = budget_ratio;
   if (budget_ratio > 0 && !ThisMachine().simulated) {
     state.counters["budget_p50_ns"] = kBudgetAgainstDynamoNs;
@@ -216,9 +197,8 @@ void SecondAttach(benchmark::State& state) {
   const std::string name = BufferName(64 * kMiB);
   gpushm_attachment* attachment = nullptr;
   Check(gpushm_attach(client, name.c_str(), nullptr, &attachment), "attach");
-  Samples samples;
   int failed = 0;
-  for (auto _ : state) {
+  Repeat(state, [&] {
     gpushm_attachment* again = nullptr;
     const int64_t start = MonotonicNs();
     for (int i = 0; i < kBatch; ++i) {
@@ -226,12 +206,10 @@ void SecondAttach(benchmark::State& state) {
     }
     const int64_t end = MonotonicNs();
     for (int i = 0; i < kBatch; ++i) gpushm_attachment_detach(again, nullptr);
-    samples.Add(static_cast<double>(end - start) / kBatch);
-    state.SetIterationTime(static_cast<double>(end - start) / kBatch / 1e9);
-  }
+    return static_cast<double>(end - start) / kBatch;
+  });
   gpushm_attachment_detach(attachment, nullptr);
   if (failed > 0) throw Failure(Code::kInternal, "a second attach failed");
-  Show(state, Ours{samples});
   state.counters["budget_p50_ns"] = kBudgetSecondNs;
 }
 
@@ -242,15 +220,11 @@ void CountOne(benchmark::State& state) {
   auto mapped = Must(MapSealed(page.fd, "counters", kBytes, kBytes, Writers::kAll));
   client::Counters counters;
   counters.Use(std::move(mapped));
-  Samples samples;
-  for (auto _ : state) {
+  Repeat(state, [&] {
     const int64_t start = MonotonicNs();
     for (int i = 0; i < kBatch; ++i) counters.Add(protocol::Counter::kCachedAttaches);
-    const int64_t end = MonotonicNs();
-    samples.Add(static_cast<double>(end - start) / kBatch);
-    state.SetIterationTime(static_cast<double>(end - start) / kBatch / 1e9);
-  }
-  Show(state, Ours{samples});
+    return static_cast<double>(MonotonicNs() - start) / kBatch;
+  });
   state.counters["budget_p50_ns"] = kBudgetCountNs;
 }
 
@@ -259,20 +233,15 @@ void OpenAndAttach(benchmark::State& state) {
   NeedContext();
   const Setup* setup = TheSetup();
   const std::string name = BufferName(64 * kMiB);
-  Samples samples;
-  for (auto _ : state) {
+  Repeat(state, [&] {
     const int64_t start = MonotonicNs();
-    Connection connection = Connection::Open(setup->broker.folder());
+    const Connection connection = Connection::Open(setup->broker.folder());
     gpushm_attachment* attachment = nullptr;
-    const gpushm_status status =
-        gpushm_attach(connection.get(), name.c_str(), nullptr, &attachment);
+    Check(gpushm_attach(connection.get(), name.c_str(), nullptr, &attachment), "gpushm_attach");
     const int64_t took = MonotonicNs() - start;
-    Check(status, "gpushm_attach");
     gpushm_attachment_detach(attachment, nullptr);
-    samples.Add(took);
-    state.SetIterationTime(static_cast<double>(took) / 1e9);
-  }
-  Show(state, Ours{samples});
+    return took;
+  });
 }
 
 // ---------------------------------------------------------------- CUDA's own way
@@ -298,8 +267,7 @@ void CudaIpcOpen(benchmark::State& state, uint64_t size_bytes) {
   if (heard.text.size() != sizeof handle.reserved) throw Failure(Code::kInternal, heard.text);
   heard.text.copy(handle.reserved, sizeof handle.reserved);
   const CudaApi& api = *ThisMachine().api;
-  Samples samples;
-  for (auto _ : state) {
+  Repeat(state, [&] {
     CUdeviceptr address = 0;
     const int64_t start = MonotonicNs();
     const CUresult opened =
@@ -307,10 +275,8 @@ void CudaIpcOpen(benchmark::State& state, uint64_t size_bytes) {
     const int64_t took = MonotonicNs() - start;
     Must(api.Check(opened, "cuIpcOpenMemHandle"));
     Must(api.Check(api.cuIpcCloseMemHandle(address), "cuIpcCloseMemHandle"));
-    samples.Add(took);
-    state.SetIterationTime(static_cast<double>(took) / 1e9);
-  }
-  Show(state, Ours{samples});
+    return took;
+  });
   state.SetLabel("what CUDA's own IPC costs, the handle being there");
 }
 

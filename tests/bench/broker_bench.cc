@@ -207,18 +207,12 @@ void CreateDelete(benchmark::State& state, uint64_t size_bytes) {
 void RoundTrip(benchmark::State& state) {
   const Broker broker = Broker::Start(Buffers(1));
   const Connection connection = Connection::To(broker);
-  Samples samples;
-  for (auto _ : state) {
-    gpushm_broker_info info;
-    GPUSHM_INIT(&info);
-    const int64_t start = MonotonicNs();
-    const gpushm_status status = gpushm_broker_get_info(connection.get(), &info);
-    const int64_t took = MonotonicNs() - start;
-    Check(status, "gpushm_broker_get_info");
-    samples.Add(took);
-    state.SetIterationTime(static_cast<double>(took) / 1e9);
-  }
-  Show(state, Ours{samples});
+  gpushm_broker_info info;
+  GPUSHM_INIT(&info);
+  Repeat(state, [&] {
+    return TimeCall("gpushm_broker_get_info",
+                    [&] { return gpushm_broker_get_info(connection.get(), &info); });
+  });
 }
 
 void RegisterRows() {

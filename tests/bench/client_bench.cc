@@ -161,16 +161,12 @@ void Current(benchmark::State& state) {
         "gpushm_attach");
   const double clock_ns = ClockCostNs();
   constexpr int kMany = 1024;
-  Samples samples;
-  for (auto _ : state) {
+  Repeat(state, [&] {
     const int64_t start = MonotonicNs();
     for (int i = 0; i < kMany; ++i) benchmark::DoNotOptimize(gpushm_attachment_check(attachment));
-    const int64_t took = MonotonicNs() - start;
-    samples.Add((static_cast<double>(took) - clock_ns) / kMany);
-    state.SetIterationTime(static_cast<double>(took) / kMany / 1e9);
-  }
+    return (static_cast<double>(MonotonicNs() - start) - clock_ns) / kMany;
+  });
   gpushm_attachment_detach(attachment, nullptr);
-  Show(state, Ours{samples});
   state.counters["budget_p50_ns"] = kBudgetCurrentNs;
 }
 
@@ -180,38 +176,28 @@ void CachedAttachDetach(benchmark::State& state) {
   const char* const name = setup->names.front().c_str();
   gpushm_attachment* held = nullptr;
   Check(gpushm_attach(client, name, nullptr, &held), "gpushm_attach");
-  Samples samples;
-  for (auto _ : state) {
+  Repeat(state, [&] {
     const int64_t start = MonotonicNs();
     for (int i = 0; i < kBatch; ++i) {
       gpushm_attachment* again = nullptr;
       benchmark::DoNotOptimize(gpushm_attach(client, name, nullptr, &again));
       gpushm_attachment_detach(again, nullptr);
     }
-    const int64_t took = MonotonicNs() - start;
-    samples.Add(static_cast<double>(took) / kBatch);
-    state.SetIterationTime(static_cast<double>(took) / kBatch / 1e9);
-  }
+    return static_cast<double>(MonotonicNs() - start) / kBatch;
+  });
   gpushm_attachment_detach(held, nullptr);
-  Show(state, Ours{samples});
 }
 
 void ListAll(benchmark::State& state) {
   const Setup* setup = TheSetup();
   std::vector<gpushm_info> infos(limits::kBuffers);
   for (gpushm_info& info : infos) GPUSHM_INIT(&info);
-  Samples samples;
-  for (auto _ : state) {
+  Repeat(state, [&] {
     size_t count = 0;
-    const int64_t start = MonotonicNs();
-    const gpushm_status status =
-        gpushm_list(setup->connection.get(), infos.data(), infos.size(), &count);
-    const int64_t took = MonotonicNs() - start;
-    Check(status, "gpushm_list");
-    samples.Add(took);
-    state.SetIterationTime(static_cast<double>(took) / 1e9);
-  }
-  Show(state, Ours{samples});
+    return TimeCall("gpushm_list", [&] {
+      return gpushm_list(setup->connection.get(), infos.data(), infos.size(), &count);
+    });
+  });
 }
 
 void RegisterRows() {

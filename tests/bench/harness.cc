@@ -128,6 +128,32 @@ void Row(const std::string& name, int64_t iterations, Body body) {
   if (iterations > 0) row->Iterations(iterations);
 }
 
+void Repeat(benchmark::State& state, const std::function<double()>& took_ns) {
+  Samples samples;
+  for (auto _ : state) {
+    const double took = took_ns();
+    samples.Add(took);
+    state.SetIterationTime(took / 1e9);
+  }
+  Show(state, Ours{samples});
+}
+
+void InTurns(benchmark::State& state, const std::function<double()>& ours_ns,
+             const std::function<double()>& baseline_ns) {
+  Samples ours;
+  Samples baseline;
+  bool ours_first = true;
+  for (auto _ : state) {
+    for (const bool now_ours : {ours_first, !ours_first}) {
+      const double took = now_ours ? ours_ns() : baseline_ns();
+      (now_ours ? ours : baseline).Add(took);
+      if (now_ours) state.SetIterationTime(took / 1e9);
+    }
+    ours_first = !ours_first;
+  }
+  Show(state, Ours{ours}, Baseline{baseline});
+}
+
 std::string SizeName(uint64_t bytes) {
   return bytes >= kGiB ? Concat(bytes / kGiB, "GiB") : Concat(bytes / kMiB, "MiB");
 }

@@ -60,11 +60,26 @@ bool HasContext();
 using Body = std::function<void(benchmark::State&)>;
 void Row(const std::string& name, int64_t iterations, Body body);
 
-// "2MiB", "16GiB".
-std::string SizeName(uint64_t bytes);
-
 // Throws a Failure with the library's own error text unless the status is GPUSHM_OK.
 void Check(gpushm_status status, std::string_view what);
+
+// Measures with one call for each iteration, which returns how long it took, and shows that.
+void Repeat(benchmark::State& state, const std::function<double()>& took_ns);
+// The same for two ways in turns; which comes first alternates, too.
+void InTurns(benchmark::State& state, const std::function<double()>& ours_ns,
+             const std::function<double()>& baseline_ns);
+// How long a call of the library took, which must succeed.
+template <typename Call>
+int64_t TimeCall(std::string_view what, const Call& call) {
+  const int64_t start = MonotonicNs();
+  const gpushm_status status = call();
+  const int64_t took = MonotonicNs() - start;
+  Check(status, what);
+  return took;
+}
+
+// "2MiB", "16GiB".
+std::string SizeName(uint64_t bytes);
 
 // A connection to the broker in `folder`, closed at the end.
 class Connection {

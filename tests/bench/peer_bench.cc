@@ -122,31 +122,15 @@ void PeerAttach(benchmark::State& state, uint64_t size) {
   const Setup* setup = TheSetup();
   const auto descriptor = BorrowedDescriptor::Borrow(setup->broker.folder(), NameFor(size));
   RawServer server = RawServer::Start(descriptor.get());
-  Samples ours;
-  Samples raw;
-  bool ours_first = true;
-  for (auto _ : state) {
-    for (const bool now_ours : {ours_first, !ours_first}) {
-      const int64_t took_ns =
-          now_ours ? TimeOurs(setup->connection.get(), size) : TimeRaw(server, size);
-      (now_ours ? ours : raw).Add(static_cast<double>(took_ns));
-      if (now_ours) state.SetIterationTime(static_cast<double>(took_ns) / 1e9);
-    }
-    ours_first = !ours_first;
-  }
-  Show(state, Ours{ours}, Baseline{raw});
+  InTurns(
+      state, [&] { return TimeOurs(setup->connection.get(), size); },
+      [&] { return TimeRaw(server, size); });
   state.counters["budget_ratio"] = kAttachBudgetRatio;
 }
 
 void FirstPeerAttach(benchmark::State& state) {
   const Setup* setup = TheSetup();
-  Samples samples;
-  for (auto _ : state) {
-    const auto took_ns = TimeOurs(setup->connection.get(), 64 * kMiB);
-    samples.Add(static_cast<double>(took_ns));
-    state.SetIterationTime(static_cast<double>(took_ns) / 1e9);
-  }
-  Show(state, Ours{samples});
+  Repeat(state, [&] { return TimeOurs(setup->connection.get(), 64 * kMiB); });
   state.SetLabel("the process's first: sets the way between the GPUs up");
 }
 
@@ -185,24 +169,20 @@ void PeerRead(benchmark::State& state) {
   const auto memory = Must(DeviceMemory::Create(api, kPeer, kGiB));
   const auto here = Must(DeviceMapping::Map(api, memory, kGiB, kPeer, Access::kReadWrite));
   const Reader reader = Reader::Load(api);
-  Samples ours;
-  Samples copied;
-  for (auto _ : state) {
-    for (const bool in_place : {true, false}) {
-      const int64_t start_ns = MonotonicNs();
-      if (in_place) {
-        reader.Read(api, there, kGiB, here.address());
-      } else {
-        Must(api.Check(api.cuMemcpyDtoDAsync(here.address(), there, kGiB, nullptr), "copy"));
-      }
-      Must(api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"));
-      const auto took_ns = static_cast<double>(MonotonicNs() - start_ns);
-      (in_place ? ours : copied).Add(took_ns);
-      if (in_place) state.SetIterationTime(took_ns / 1e9);
-    }
-  }
+  const auto time = [&](const auto& work) {
+    const int64_t start_ns = MonotonicNs();
+    work();
+    Must(api.Check(api.cuCtxSynchronize(), "cuCtxSynchronize"));
+    return MonotonicNs() - start_ns;
+  };
+  InTurns(
+      state, [&] { return time([&] { reader.Read(api, there, kGiB, here.address()); }); },
+      [&] {
+        return time([&] {
+          Must(api.Check(api.cuMemcpyDtoDAsync(here.address(), there, kGiB, nullptr), "copy"));
+        });
+      });
   gpushm_attachment_detach(attachment, nullptr);
-  Show(state, Ours{ours}, Baseline{copied});
   state.counters["budget_ratio"] = kReadBudgetRatio;
   state.counters["bytes"] = static_cast<double>(kGiB);
   state.SetLabel("baseline: the copy engine");
