@@ -10,6 +10,7 @@
 #include <optional>
 #include <semaphore>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "contract/sync/page.h"
@@ -113,29 +114,20 @@ class OfferTest : public ClientTest {
   std::atomic<bool> gate_{false};
 };
 
+// Without a stream, a copy comes after all work.
 TEST_F(OfferTest, ACopyComesAfterTheWorkOfTheStreamThatIsNamed) {
   const CUstream stream = MakeStream(CU_STREAM_NON_BLOCKING);
-  Produce(stream);
-  ASSERT_EQ(Offer(stream), GPUSHM_OK) << gpushm_last_error()->text;
-  EXPECT_EQ(Copied(), kWord);
-}
-
-TEST_F(OfferTest, ACopyComesAfterTheWorkOfTheDefaultStream) {
-  Produce(CU_STREAM_LEGACY);
-  ASSERT_EQ(Offer(CU_STREAM_LEGACY), GPUSHM_OK) << gpushm_last_error()->text;
-  EXPECT_EQ(Copied(), kWord);
-}
-
-TEST_F(OfferTest, WithoutAStreamACopyComesAfterAllWork) {
-  Produce(MakeStream(CU_STREAM_NON_BLOCKING));
-  ASSERT_EQ(Offer(nullptr), GPUSHM_OK) << gpushm_last_error()->text;
-  EXPECT_EQ(Copied(), kWord);
-}
-
-TEST_F(OfferTest, WithoutAStreamACopyComesAfterTheDefaultStreams) {
-  Produce(nullptr);
-  ASSERT_EQ(Offer(nullptr), GPUSHM_OK) << gpushm_last_error()->text;
-  EXPECT_EQ(Copied(), kWord);
+  for (const auto& [works, named] :
+       {std::pair(stream, stream), std::pair(CU_STREAM_LEGACY, CU_STREAM_LEGACY),
+        std::pair(stream, CUstream()), std::pair(CUstream(), CUstream())}) {
+    SCOPED_TRACE(
+        Concat("work on ", static_cast<void*>(works), ", offered on ", static_cast<void*>(named)));
+    ASSERT_EQ(api_->cuMemsetD32(address(), 0, kBytes / 4), CUDA_SUCCESS);
+    Produce(works);
+    ASSERT_EQ(Offer(named), GPUSHM_OK) << gpushm_last_error()->text;
+    EXPECT_EQ(Copied(), kWord);
+    broker_->Remove("mine");
+  }
 }
 
 TEST_F(OfferTest, ACopyWaitsForTheNamedStreamAlone) {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <gmock/gmock-matchers.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 
 #include <optional>
 #include <random>
@@ -328,25 +327,6 @@ TEST_F(SessionTest, TakesStructsOfOtherSizes) {
   newer.more = 1;
   EXPECT_EQ(gpushm_wait(client_.get(), "weights", 0, &newer.options, nullptr),
             GPUSHM_INVALID_ARGUMENT);
-}
-
-TEST_F(SessionTest, RefusesChildrenOfFork) {
-  Start();
-  Open();
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    auto info = Sized<gpushm_info>();
-    const bool refused = gpushm_lookup(client_.get(), "weights", &info) == GPUSHM_FORKED &&
-                         gpushm_last_error()->status == GPUSHM_FORKED &&
-                         gpushm_broker_get_info(client_.get(), nullptr) == GPUSHM_FORKED;
-    gpushm_close(client_.get());  // Leaves everything to the parent process.
-    _exit(refused ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-  EXPECT_EQ(BrokerInfo(), GPUSHM_OK) << "the parent's connection is untouched";
 }
 
 TEST_F(SessionTest, ErrorsBelongToTheThread) {
