@@ -1,5 +1,4 @@
 // gpushmctl as people run it (integration_testing.h).
-#include "platform/base/testing/main.h"
 #include "platform/base/version.h"
 #include "runtime/ctl/integration_testing.h"
 #include "runtime/include/gpushm/sync.h"
@@ -260,44 +259,6 @@ TEST_F(CtlTest, EqualPids) {
   EXPECT_THAT(doctor.out, HasSubstr("warn  cuipc          this process is PID 1"));
 }
 
-// Goal: cuipc between equal PIDs is refused, with its own exit code, before the driver is called.
-// Method: PID 1 of one namespace offers cudaMalloc memory; gpushmctl is PID 1 of another one.
-TEST_F(CtlTest, EqualPidsOverCuipc) {
-  if (geteuid() != 0) GTEST_SKIP() << "needs root for a PID namespace";
-  StartBroker();
-  int ready[2];
-  ASSERT_EQ(pipe(ready), 0);
-  const pid_t outer = fork();
-  if (outer == 0) {
-    alarm(kRunMs / 1000);
-    if (unshare(CLONE_NEWPID) != 0) _exit(1);
-    if (fork() == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // PID 1 ignores an alarm.
-      // A child of fork() may not use the parent's library, but a new program may. So this runs the
-      // test program again.
-      dup2(ready[1], STDOUT_FILENO);
-      Exec({"/proc/self/exe", "offer"});
-    }
-    waitpid(-1, nullptr, 0);
-    _exit(0);
-  }
-  close(ready[1]);
-  char byte = 0;
-  ASSERT_EQ(read(ready[0], &byte, 1), 1);
-  ASSERT_EQ(byte, 'R');
-  EXPECT_THAT(Ctl({"stat", "offered"}).out, HasSubstr("transport:   cuipc\n"));
-  const std::string copy = (dir_ / "copy").string();
-  const Output save =
-      Ctl({"save", "offered", copy, "--timeout", "5s"}, {.own_pid_namespace = true});
-  EXPECT_EQ(save.code, 8) << save.err;
-  EXPECT_THAT(save.err, HasSubstr("PID"));
-  EXPECT_THAT(Ctl({"doctor"}).out, HasSubstr("1 buffers have transport cuipc"));
-  kill(outer, SIGKILL);
-  waitpid(outer, nullptr, 0);
-  EXPECT_EQ(read(ready[0], &byte, 1), 0) << "the offerer is gone";
-  close(ready[0]);
-}
-
 // Goal: real bash completes from the printed script. Method: source it, set the line, call it.
 TEST_F(CtlTest, BashCompletes) {
   StartBroker();
@@ -333,27 +294,6 @@ TEST_F(CtlTest, BashCompletes) {
   EXPECT_EQ(complete(ctl + "completion ''"), "bash\n");
   EXPECT_EQ(complete(ctl + "create w"), "\n") << "a new name";
 }
-
-// Offers 2 MiB of cudaMalloc memory and stays until it is killed.
-int OfferAndStay(const std::vector<std::string>&) {
-  const auto api = CudaApi::Load(DriverFolderFromEnvironment());
-  if (!api || !(*api)->Init()) return 1;
-  const auto context = PrimaryContext::Retain(**api, 0);
-  if (!context || !context->MakeCurrent()) return 2;
-  CUdeviceptr address = 0;
-  if ((*api)->cuMemAlloc(&address, 2 << 20) != CUDA_SUCCESS) return 3;
-  gpushm_client* client = nullptr;
-  const bool offered =
-      gpushm_open(nullptr, &client) == GPUSHM_OK &&
-      gpushm_offer(client, "offered", address, 2 << 20, nullptr, nullptr) == GPUSHM_OK;
-  const char answer = offered ? 'R' : 'F';
-  if (!offered) std::fprintf(stderr, "%s\n", gpushm_last_error()->text);
-  if (write(STDOUT_FILENO, &answer, 1) != 1) return 4;
-  alarm(kRunMs / 1000);
-  for (;;) pause();
-}
-
-const testing::TestRole kOfferRole("offer", OfferAndStay);
 
 }  // namespace
 }  // namespace gpushm::ctl

@@ -218,6 +218,7 @@ TEST(ExitCode, CoversEveryStatus) {
   EXPECT_EQ(static_cast<int>(ExitCodeFor(Code::kTimeout)), 6);
   EXPECT_EQ(static_cast<int>(ExitCodeFor(Code::kUnavailable)), 7);
   EXPECT_EQ(static_cast<int>(ExitCodeFor(Code::kDeviceLost)), 8);
+  EXPECT_EQ(static_cast<int>(ExitCodeFor(Code::kUnsupported)), 8);
 }
 
 TEST(Views, ListCountsHolders) {
