@@ -116,21 +116,6 @@ def test_names(app, other):
     assert broker.epoch and broker.protocol and broker.gpu_uuid == info.gpu_uuid
 
 
-def test_a_holder_that_dies_is_forgotten(app, peer):
-    made = app.create("x", 100)
-    reader = peer("""
-        import gpushm
-        buffer = gpushm.attach("x")
-        print("attached")
-        input()
-    """)
-    assert reader.hear() == "attached"
-    assert {holder.container for holder in app.holders("x")} == {"app", "other"}
-    reader.kill()
-    until(lambda: {holder.container for holder in app.holders("x")} == {"app"})
-    made.detach()
-
-
 def test_a_writer_that_exits_is_not_taken_for_dead(app, peer):
     peer("""
         import gpushm

@@ -312,26 +312,6 @@ def test_a_ring_lives_as_long_as_its_arrays(app, other):
 
 # ---- queues
 
-def test_a_queue_gives_each_item_to_one_worker(app, peer):
-    worker = """
-        import gpushm
-        taken = []
-        queue = gpushm.queue("work")
-        print("ready", flush=True)
-        for item in queue:
-            taken.append(int(item.numpy()[0]))
-        print(*taken)
-    """
-    workers = [peer(worker) for _ in range(3)]
-    with app.queue("work", write=True, frames=4, nbytes=64) as queue:
-        assert queue.policy == "queue" and isinstance(queue, gpushm.Ring)
-        assert [each.hear() for each in workers] == ["ready"] * 3
-        for number in range(40):
-            queue.put(bytes([number]))
-    taken = sorted(int(n) for each in workers for n in each.end().split())
-    assert taken == list(range(40))
-
-
 def test_a_lent_item_ends_with_its_last_array(app, other):
     """And after the work on the stream that took it."""
     stream = driver.Stream()
@@ -358,6 +338,7 @@ def test_a_lent_item_ends_with_its_last_array(app, other):
 
 def test_an_item_returns_if_its_worker_fails_or_dies(app, other, peer):
     queue = app.queue("work", write=True, nbytes=64)
+    assert queue.policy == "queue" and isinstance(queue, gpushm.Ring)
     queue.put(b"precious")
     worker = other.queue("work")
     with pytest.raises(RuntimeError):
