@@ -183,22 +183,6 @@ TEST_F(AllocatorTest, AllocateTakesAwayWhatStoodBehindItsIds) {
       << "a container started without PreStart must fail, not get the former pod's GPU";
 }
 
-TEST_F(AllocatorTest, NoRoomWaitsWithAReasonAndStartsLater) {
-  ASSERT_TRUE(Start("big", "gpushm", Resource::kMemory, Ids('m', 0, 9)));
-  const auto full = Start("late", "gpushm", Resource::kMemory, Ids('m', 9, 7));
-  ASSERT_FALSE(full);
-  EXPECT_EQ(full.error().code(), Code::kExhausted);
-  EXPECT_THAT(full.error().ToString(),
-              HasSubstr("needs 7 GiB on one GPU, but the largest free block is 6 GiB. "
-                        "Remedy: the container starts when there is room"));
-  // The big pod ends: two listings, half a minute apart, lack it.
-  node_.pods = {};
-  node_.Run("late", "gpushm", Resource::kMemory, Ids('m', 9, 7));
-  EXPECT_THAT(*allocator_->Reconcile(0), IsEmpty());
-  EXPECT_THAT(*allocator_->Reconcile(Book::kProofMs), SizeIs(1));
-  EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 9, 7)));
-}
-
 TEST_F(AllocatorTest, AFormerHolderThatStillRunsIsWaitedFor) {
   ASSERT_TRUE(Start("old", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
   allocator_->NoteLink("m1000", true);

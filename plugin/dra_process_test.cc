@@ -72,25 +72,6 @@ class DraNode {
 
 const std::map<std::string, std::string> kEnvironment = {{"NODE_NAME", "node0"}};
 
-TEST(PluginDra, ServesAPodsLife) {
-  DraNode node;
-  PluginProcess plugin(node.node, node.Config(), kEnvironment);
-  const KubeletClient kubelet(node.Registry());
-  ASSERT_TRUE(kubelet.GetInfo()) << plugin.Log();
-  ASSERT_TRUE(kubelet.Notify(true));
-  ASSERT_TRUE(WaitUntil(kLongMs, [&] { return !node.server.Slices().empty(); })) << plugin.Log();
-  EXPECT_EQ(node.server.Slices()[0]["spec"]["devices"][0]["name"], dra::DeviceName(kGpuA));
-  const auto prepared = kubelet.Prepare("victim", kVictim);
-  ASSERT_TRUE(prepared) << prepared.error().ToString();
-  EXPECT_EQ(node.GpuOf(kVictim), kGpuA);
-  ASSERT_TRUE(kubelet.Unprepare("victim", kVictim));
-  EXPECT_THAT(node.node.Specs(), IsEmpty());
-  EXPECT_THAT(node.node.Links(), IsEmpty());
-  plugin.Signal(SIGTERM);
-  ASSERT_TRUE(plugin.WaitEnd(kLongMs)) << plugin.Log();
-  EXPECT_TRUE(std::filesystem::is_empty(node.Registry()));
-}
-
 // As `text` in the simulated driver's faults.yaml.
 void SetFaults(const DraNode& node, const std::string& text) {
   std::ofstream(node.node / "sim/faults.new") << text;
@@ -115,6 +96,8 @@ TEST(PluginDra, TellsTheKubeletOfAGpusHealth) {
     };
   };
   ASSERT_TRUE(watch->WaitFor(are(true, true), kLongMs)) << plugin.Log();
+  ASSERT_TRUE(WaitUntil(kLongMs, [&] { return !node.server.Slices().empty(); })) << plugin.Log();
+  EXPECT_EQ(node.server.Slices()[0]["spec"]["devices"][0]["name"], dra::DeviceName(kGpuA));
   const int64_t started_ns = MonotonicNs();
   SetFaults(node, "lost: [0]\n");
   ASSERT_TRUE(watch->WaitFor(are(false, true), kLongMs)) << plugin.Log();
@@ -128,6 +111,7 @@ TEST(PluginDra, TellsTheKubeletOfAGpusHealth) {
   ASSERT_TRUE(plugin.WaitEnd(kLongMs)) << plugin.Log();
   EXPECT_EQ(plugin.status(), 0) << plugin.Log();
   EXPECT_TRUE(watch->WaitEnd(kLongMs));
+  EXPECT_TRUE(std::filesystem::is_empty(node.Registry()));
 }
 
 TEST(PluginDra, WithoutTheNodesNameItSaysSo) {

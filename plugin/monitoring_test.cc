@@ -280,6 +280,12 @@ TEST_F(MonitoringTest, AScrapeDoesNotWaitForNvml) {
   Faults("{}");
   EXPECT_TRUE(
       WaitUntil(kLongMs, [this] { return Look().Count("gpushm_gpu_memory_used_bytes") == 2; }));
+  Faults("hang: {nvmlDeviceGetMemoryInfo: 600000}\n");
+  EXPECT_TRUE(
+      WaitUntil(kLongMs, [this] { return Look().Count("gpushm_gpu_memory_used_bytes") == 0; }));
+  plugin_->Signal(SIGTERM);
+  ASSERT_TRUE(plugin_->WaitEnd(kLongMs)) << Log();
+  EXPECT_EQ(plugin_->status(), 0);
 }
 
 // ---- what goes wrong
@@ -352,6 +358,8 @@ TEST_F(MonitoringTest, APodWithoutRoomIsCounted) {
   }
   const std::string late = kubelet_.AddPod(SharingPod("late", 10));
   EXPECT_FALSE(kubelet_.StartPod(late));
+  EXPECT_THAT(kubelet_.StatusOf(late).containers.at("gpushm").message,
+              HasSubstr("needs 10 GiB on one GPU, but the largest free block is 6 GiB"));
   EXPECT_EQ(Look().Sum("gpushm_plugin_prestart_errors_total", exhausted), 1.0) << Page();
   EXPECT_EQ(Look().Sum("gpushm_plugin_bound_devices", {{"resource", kMemory}}), 18.0);
 }

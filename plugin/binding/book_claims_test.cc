@@ -71,17 +71,6 @@ TEST_F(BookClaimsTest, BindingsOfTheDevicePluginCountToo) {
   EXPECT_TRUE(book_.BindClaim(Claim("one", 2 * kGiB, {"MIG-c"})));
 }
 
-TEST_F(BookClaimsTest, ALivingBrokerKeepsItsClaim) {
-  ASSERT_TRUE(book_.BindClaim(Claim("one", kGiB)));
-  book_.NoteLink("one", true);
-  const auto busy = book_.ReleaseClaim("one");
-  ASSERT_FALSE(busy);
-  EXPECT_EQ(busy.error().code(), Code::kBusy);
-  book_.NoteLink("one", false);
-  EXPECT_TRUE(book_.ReleaseClaim("one"));
-  EXPECT_EQ(book_.ReleaseClaim("one").error().code(), Code::kNotFound);
-}
-
 // A claim is in no list of device IDs, and that proves nothing.
 TEST_F(BookClaimsTest, AListingOfTheKubeletEndsNoClaim) {
   ASSERT_TRUE(book_.BindClaim(Claim("one", kGiB)));

@@ -57,18 +57,6 @@ TEST_F(BookTest, SidecarGetsTheFullestGpuThatFits) {
   EXPECT_EQ(book_.FreeUnits("GPU-b"), 0u);
 }
 
-TEST_F(BookTest, ContainersOfAPodFollowTheirSidecar) {
-  ASSERT_EQ(Start("pod", 0, 8)->gpus.front(), "GPU-a");
-  EXPECT_EQ(Attach("pod", "app", 1)->gpus.front(), "GPU-a");
-  EXPECT_EQ(Attach("pod", "other", 2)->gpus.front(), "GPU-a");
-}
-
-TEST_F(BookTest, TheSameAnswerAgainForARestartedContainer) {
-  const Result<Binding> first = Start("pod", 0, 8);
-  EXPECT_EQ(book_.Bind(Resource::kMemory, Ids('m', 0, 8), now_).value(), first.value());
-  EXPECT_EQ(book_.FreeUnits("GPU-a"), 2u);
-}
-
 TEST_F(BookTest, NoRoomIsSaidAndPasses) {
   ASSERT_TRUE(Start("one", 0, 6));
   ASSERT_TRUE(Start("two", 10, 6));
@@ -367,15 +355,6 @@ TEST_F(BookTest, SickAndDrainedGpusAreNobodysOwn) {
   book_.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4, .healthy = false},
                  {.uuid = "GPU-b", .units = 6, .tokens = 4}});
   EXPECT_EQ(book_.Unhealthy(Resource::kExclusive, Ids('x', 0, 2)), Ids('x', 1, 1));
-}
-
-TEST_F(BookTest, RestoredBindingsCount) {
-  Book later(kGiB);
-  later.SetGpus({{.uuid = "GPU-a", .units = 10, .tokens = 4}});
-  ASSERT_TRUE(Start("pod", 0, 7));
-  for (const Binding& binding : book_.bindings()) later.Restore(binding);
-  EXPECT_EQ(later.FreeUnits("GPU-a"), 3u);
-  EXPECT_EQ(later.Bind(Resource::kMemory, Ids('m', 0, 7), now_)->gpus.front(), "GPU-a");
 }
 
 // It would see two GPUs, and its pod's buffers are on only one of them.

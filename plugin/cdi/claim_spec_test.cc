@@ -12,7 +12,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using testing::RunKilled;
 using testing::TempFolder;
 
 constexpr char kUid[] = "11111111-2222-3333-4444-555555555555";
@@ -135,22 +134,6 @@ TEST(ClaimSpec, ADamagedSpecIsNotRead) {
       changed[nlohmann::json::json_pointer(at)] = odd;
       EXPECT_FALSE(ParseSpec(kFile, changed.dump())) << at << " " << odd;
     }
-  }
-}
-
-TEST(ClaimSpec, KilledAtAnyStepItIsThereOrNot) {
-  for (int step = 1;; ++step) {
-    const TempFolder folder;
-    const bool killed = RunKilled(step, [&](Files& files) {
-      SpecStore store = *SpecStore::Open(folder / "cdi", files);
-      (void)store.WriteClaim(Claim(), Roles());
-    });
-    if (!killed) break;
-    SpecStore store = *SpecStore::Open(folder / "cdi");
-    const auto contents = store.ReadAll();
-    ASSERT_TRUE(contents);
-    EXPECT_THAT(contents->damaged, IsEmpty()) << "step " << step;
-    EXPECT_LE(contents->bindings.size(), 1U);
   }
 }
 

@@ -34,9 +34,9 @@ Binding Sidecar() {
                     .container = "gpushm-sidecar"}};
 }
 
-Binding Application(const std::string& id = "a0003") {
+Binding Application() {
   return {.resource = Resource::kAttach,
-          .ids = {id},
+          .ids = {"a0003"},
           .gpus = {kGpu},
           .owner = {.pod = {.name_space = "team-a", .name = "llm-0"}, .container = "server"}};
 }
@@ -302,35 +302,34 @@ TEST(SpecStore, APodsGpusAreInItsSpecInTheirOrder) {
   EXPECT_EQ(ParseSpec(kFile, old).error().code(), Code::kCorrupt);
 }
 
-// Goal: an ID is in one binding only, that of the file written last. Method: files that the test
-// writes.
-TEST(SpecStore, APodsOwnGpuIsInItsSpec) {
-  Binding alone = Sidecar();
-  alone.exclusive = {"x0001"};
-  const std::string good = SpecText(alone, {}).value();
-  ASSERT_TRUE(ParseSpec(kFile, good)) << ParseSpec(kFile, good).error().ToString();
-  EXPECT_EQ(*ParseSpec(kFile, good), alone);
-  EXPECT_EQ(SpecText(Sidecar(), {})->find("exclusive"), std::string::npos);
-  for (const std::string wrong : {"m0001", "x0001,x0001", "x1", ","}) {
-    std::string text = good;
-    text.replace(text.find("x0001"), 5, wrong);
-    const auto read = ParseSpec(kFile, text);
-    ASSERT_FALSE(read) << wrong;
-    EXPECT_EQ(read.error().code(), Code::kCorrupt);
+TEST(SpecStore, AGpuAloneAndNvlinkAreInTheSpec) {
+  struct Case {
+    DeviceIds Binding::* ids;
+    std::string id;
+    std::string key;
+    std::vector<std::string> wrong;
+  };
+  for (const Case& c :
+       {Case{&Binding::exclusive, "x0001", "exclusive", {"m0001", "x0001,x0001", "x1", ","}},
+        Case{&Binding::nvlink, "n0003", "nvlink", {"x0003"}}}) {
+    Binding binding = Sidecar();
+    binding.*c.ids = {c.id};
+    const std::string good = SpecText(binding, {}).value();
+    ASSERT_TRUE(ParseSpec(kFile, good)) << ParseSpec(kFile, good).error().ToString();
+    EXPECT_EQ(*ParseSpec(kFile, good), binding);
+    EXPECT_EQ(SpecText(Sidecar(), {})->find(c.key), std::string::npos);
+    for (const std::string& wrong : c.wrong) {
+      std::string text = good;
+      text.replace(text.find(c.id), c.id.size(), wrong);
+      const auto read = ParseSpec(kFile, text);
+      ASSERT_FALSE(read) << wrong;
+      EXPECT_EQ(read.error().code(), Code::kCorrupt);
+    }
   }
 }
 
-TEST(SpecStore, WhatNeedsNvlinkIsInItsSpec) {
-  Binding binding = Sidecar();
-  binding.nvlink = {"n0003"};
-  const std::string good = SpecText(binding, {}).value();
-  EXPECT_EQ(ParseSpec(kFile, good).value(), binding);
-  EXPECT_EQ(SpecText(Sidecar(), {})->find("nvlink"), std::string::npos);
-  std::string wrong = good;
-  wrong.replace(wrong.find("n0003"), 5, "x0003");
-  EXPECT_EQ(ParseSpec(kFile, wrong).error().code(), Code::kCorrupt);
-}
-
+// Goal: an ID is in one binding only, that of the file written last. Method: files that the test
+// writes.
 TEST(SpecStore, OfTwoBindingsWithOneIdTheLaterCounts) {
   const TempFolder folder;
   SpecStore store = Open(folder.path());
@@ -444,22 +443,6 @@ TEST(SpecStore, TheFolderThatIsMissingIsMadeAndItsParentIsNot) {
   ASSERT_EQ(stat((folder / "cdi").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 07777U, 0755U);
   EXPECT_FALSE(SpecStore::Open(folder / "no/cdi"));
-}
-
-// Goal: a full node (8 GPUs, every ID a separate binding) is read quickly.
-TEST(SpecStore, AllSpecsOfALargeNode) {
-  const TempFolder folder;
-  SpecStore store = Open(folder.path());
-  for (int i = 0; i < 8 * (140 + 64); ++i) {
-    Binding binding = i < 8 * 140 ? Sidecar() : Application();
-    char id[16];
-    std::snprintf(id, sizeof id, "%c%04d", i < 8 * 140 ? 'm' : 'a', i < 8 * 140 ? i : i - 1120);
-    binding.ids = {id};
-    ASSERT_TRUE(store.Write(binding, SomeEdits()));
-  }
-  const auto contents = ReadAll(store);
-  EXPECT_THAT(contents.bindings, SizeIs(8 * (140 + 64)));
-  EXPECT_THAT(contents.damaged, IsEmpty());
 }
 
 }  // namespace

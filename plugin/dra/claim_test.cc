@@ -36,19 +36,6 @@ std::string ErrorOf(const Json& json) {
   return claim ? "no error" : claim.error().ToString();
 }
 
-TEST(ClaimTest, OneGpu) {
-  const auto claim =
-      Parse(Claim({ResultOf("broker", "gpu-a", "10Gi"), ResultOf("app", "gpu-a", "0")}));
-  ASSERT_TRUE(claim) << claim.error().ToString();
-  EXPECT_THAT(claim->gpus, ElementsAre("gpu-a"));
-  EXPECT_EQ(claim->bytes, uint64_t{10} << 30);
-  EXPECT_EQ(claim->pod, "pod");
-  ASSERT_EQ(claim->devices.size(), 2U);
-  EXPECT_EQ(claim->devices[0].part, claims::Part::kBroker);
-  EXPECT_EQ(claim->devices[1].part, claims::Part::kApp);
-  EXPECT_EQ(claim->devices[1].share_id, "share");
-}
-
 // A claim that Kubernetes made for a pod is that pod's alone.
 TEST(ClaimTest, WhoElseMayUseIt) {
   Json json = Claim({ResultOf("broker", "gpu-a", "10Gi"), ResultOf("app", "gpu-a", "0")});

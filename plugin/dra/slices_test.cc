@@ -67,13 +67,6 @@ TEST_F(SlicesTest, AChangeIsANewGeneration) {
   EXPECT_EQ(slices[0]["spec"]["devices"].size(), 1U);
 }
 
-TEST_F(SlicesTest, DeletedOnesComeBack) {
-  ASSERT_TRUE(Sync(Devices(2)));
-  server_.DeleteSlices();
-  ASSERT_TRUE(Sync(Devices(2)));
-  EXPECT_EQ(server_.Slices().size(), 1U);
-}
-
 // Another run of the plugin does not know what the server made of its predecessor's.
 TEST_F(SlicesTest, ASuccessorTakesOverWhatIsThere) {
   ASSERT_TRUE(Sync(Devices(2)));

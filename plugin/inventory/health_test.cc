@@ -117,14 +117,6 @@ TEST_F(HealthTest, AFatalXidIsKnownWithinASecondAndEnds) {
   EXPECT_EQ(xids[0].xid, 13u);
 }
 
-// Method: the application's XID comes first, so its change would have come before the other one.
-TEST_F(HealthTest, AnApplicationsXidIsIgnored) {
-  Start();
-  Faults("xids: [{gpu: 0, xid: 31}, {gpu: 0, xid: 43}, {gpu: 2, xid: 79}]");
-  EXPECT_EQ(Next().uuid, uuids_[2]);
-  EXPECT_EQ(Next(), (HealthChange{uuids_[2], true, ""}));
-}
-
 TEST_F(HealthTest, ALostGpuIsFoundWithoutAnEventAndComesBack) {
   Start();
   Faults("lost: ['0']");

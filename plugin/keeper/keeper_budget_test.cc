@@ -5,49 +5,22 @@
 #include <unistd.h>
 
 #include <list>
-#include <memory>
 #include <string>
 
-#include "plugin/keeper/keeper.h"
-#include "plugin/keeper/testing/fake_broker.h"
-#include "plugin/keeper/testing/statements.h"
+#include "plugin/keeper/testing/keeper_fixture.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::testing {
 namespace {
-
-using testing::BufferOf;
-using testing::ClientOf;
-using testing::Eventually;
-using testing::FakeBroker;
-using testing::GenerationOf;
-using testing::kGiB;
-using testing::kGpu;
-using testing::kMiB;
-using testing::kOneOfEach;
-using testing::LeaseOf;
-using testing::LinksFolder;
-using testing::Memfd;
-using testing::PidfdOf;
-using testing::SayOneOfEach;
 
 constexpr uint64_t kBudgetBytes = 2 * kMiB;
 constexpr uint64_t kMostLeases = 60'000;  // Far above the budget, but fewer than a link may have.
 
-class KeeperBudgetTest : public ::testing::Test {
+class KeeperBudgetTest : public KeeperTest {
  protected:
-  KeeperBudgetTest() {
-    Keeper::Options options;
-    options.links_folder = folder_.path();
-    options.statement_bytes = kBudgetBytes;
-    options.settings.memory = testing::MemfdsAreMemory();
-    auto keeper = Keeper::Start(std::move(options));
-    EXPECT_TRUE(keeper) << keeper.error().ToString();
-    keeper_ = std::move(*keeper);
-  }
+  void SetUp() override { StartKeeper({}, kBudgetBytes); }
 
   FakeBroker Broker(const std::string& name) {
-    folder_.Add(name);
-    EXPECT_TRUE(keeper_->Open(name, {.gpus = {kGpu}, .pool_bytes = kGiB}));
+    Open(name);
     FakeBroker broker(folder_.Socket(name));
     EXPECT_TRUE(broker.Greet(false));
     return broker;
@@ -63,20 +36,11 @@ class KeeperBudgetTest : public ::testing::Test {
     while (said < most && broker->Say(LeaseOf(said + 1, 1, 1))) ++said;
     return said;
   }
-  LinkView Look(const std::string& name) {
-    for (LinkView& view : keeper_->Look()) {
-      if (view.name == name) return std::move(view);
-    }
-    return {};
-  }
   uint64_t Used() {
     uint64_t used = 0;
     for (const LinkView& view : keeper_->Look()) used += view.kept_heap_bytes;
     return used;
   }
-
-  LinksFolder folder_;
-  std::unique_ptr<Keeper> keeper_;
 };
 
 TEST_F(KeeperBudgetTest, OneThatTakesTooMuchIsDroppedAndOthersAreNot) {
@@ -148,4 +112,4 @@ TEST_F(KeeperBudgetTest, WhatIsTakenBackIsRoomAgain) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::testing

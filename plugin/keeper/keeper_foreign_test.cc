@@ -39,12 +39,7 @@ class KeeperForeignTest : public KeeperTest {
   void Begin(int64_t foreign_ms) {
     fuse_.reset();
     StartKeeper({.foreign_ms = foreign_ms, .memory = {}});
-    Open("m0000");
-    Open("m0001");
-    bystander_ = std::make_unique<FakeBroker>(folder_.Socket("m0001"));
-    ASSERT_TRUE(bystander_->Greet(false));
-    ASSERT_TRUE(SayOneOfEach(bystander_.get()));
-    ASSERT_TRUE(WaitForKept("m0001", kOneOfEach));
+    StartBystander();
     MountFuse();
   }
   // Mounted where the keeper does not see it, as it does not see a pod's mounts.
@@ -81,15 +76,7 @@ class KeeperForeignTest : public KeeperTest {
     });
   }
 
-  void ExpectUnharmed() {
-    EXPECT_EQ(Look("m0001").kept, kOneOfEach);
-    EXPECT_TRUE(Look("m0001").connected);
-    keeper_->SetDevice(kGpu, false, "");
-    EXPECT_TRUE(bystander_->Expect<protocol::LinkDevice>(LinkKind::kDevice));
-  }
-
   const TempFolder mount_;
-  std::unique_ptr<FakeBroker> bystander_;
   std::unique_ptr<HungFuse> fuse_;
   int file_ = -1;
 };
@@ -190,21 +177,15 @@ TEST_F(KeeperForeignTest, ThePodThatFollowsHasItsLink) {
   EXPECT_GT(Look("m0000").closing, 0u) << "the file is still not closed";
 }
 
-TEST_F(KeeperForeignTest, ItsFileSystemIsAborted) {
-  ASSERT_NO_FATAL_FAILURE(Begin(50));
-  SendMemory("m0000");
-  EXPECT_TRUE(Eventually([&] { return Count(ForeignStep::kAborted) == 1; }));
-  EXPECT_TRUE(Eventually([&] { return Look("m0000").closing == 0; }));
-  ExpectUnharmed();
-}
-
-TEST_F(KeeperForeignTest, TheLogNamesThePod) {
+TEST_F(KeeperForeignTest, ItsFileSystemIsAbortedAndTheLogNamesThePod) {
   ASSERT_NO_FATAL_FAILURE(Begin(50));
   folder_.Add("m0007");
   ASSERT_TRUE(keeper_->Open("m0007", {.gpus = {kGpu}, .pool_bytes = kGiB, .pod = "shop/cart"}));
   ::testing::internal::CaptureStderr();
   SendMemory("m0007");
+  EXPECT_TRUE(Eventually([&] { return Count(ForeignStep::kAborted) == 1; }));
   EXPECT_TRUE(Eventually([&] { return Look("m0007").closing == 0; }));
+  ExpectUnharmed();
   keeper_.reset();
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(log, ::testing::HasSubstr("close-held-up"));

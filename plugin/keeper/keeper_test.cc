@@ -587,20 +587,6 @@ TEST_F(KeeperTest, WhoSaysNothingIsDisconnected) {
   EXPECT_TRUE(crowd[3].Greet(true));
 }
 
-TEST_F(KeeperTest, MoreThanTheLimitIsNotKept) {
-  Open("m0000");
-  FakeBroker broker(folder_.Socket("m0000"));
-  ASSERT_TRUE(broker.Greet(false));
-  ASSERT_TRUE(SayOneOfEach(&broker));
-  for (uint32_t i = 0; i < limits::kLinkBuffers; ++i) {
-    if (!broker.Say(BufferOf(Concat("b", i)))) break;
-  }
-  EXPECT_TRUE(broker.WaitForEnd());
-  EXPECT_EQ(Look("m0000").kept, KeptCounts{});
-  FakeBroker again(folder_.Socket("m0000"));
-  EXPECT_TRUE(again.Greet(true));
-}
-
 // A broker before Linux 6.5: the kernel does not identify its process.
 TEST_F(KeeperTest, WithoutPeerProcessesTheSocketsEndAndSomeTimeAreTheEnd) {
   StartKeeper({.greeting_ms = 5000, .gone_ms = 300, .peer_process = false});
@@ -618,38 +604,6 @@ TEST_F(KeeperTest, WithoutPeerProcessesTheSocketsEndAndSomeTimeAreTheEnd) {
   EXPECT_GE(MonotonicNs() - ended_ns, 299'000'000);
   FakeBroker next(folder_.Socket("m0000"));
   EXPECT_EQ(next.Greet(true, 2)->leases, 1u);
-}
-
-// Goal: nothing is left of a link. Method: open, state, end and close a thousand times; the process
-// then has as many descriptors as before.
-TEST_F(KeeperTest, AThousandLinksLeaveNothing) {
-#ifdef GPUSHM_SANITIZED
-  constexpr int kLinks = 200;
-#else
-  constexpr int kLinks = 1000;
-#endif
-  size_t before = 0;
-  for (int i = 0; i < kLinks; ++i) {
-    const std::string name = Concat("m", i % 7);
-    if (i < 7) folder_.Add(name);
-    if (i == 7) before = OpenDescriptors();
-    ASSERT_TRUE(keeper_->Open(name, {.gpus = {kGpu}, .pool_bytes = kGiB}));
-    OtherProcess other(folder_.Socket(name), i % 2 == 0, 1, [&](FakeBroker* broker) {
-      (void)broker->Registry();
-      (void)SayOneOfEach(broker);
-    });
-    ASSERT_TRUE(WaitForKept(name, kOneOfEach));
-    if (i % 3 == 0) keeper_->Drop({name});
-    if (i % 3 == 1) other.Kill();
-    keeper_->Close(name);
-    other.Kill();
-    ASSERT_TRUE(Eventually([&] { return keeper_->Look().empty(); }));
-  }
-  EXPECT_EQ(OpenDescriptors(), before);
-  for (int i = 0; i < 7; ++i) {
-    const std::string name = Concat("m", i);
-    EXPECT_TRUE(events_.Wait(name, false, events_.Count(name, true)));
-  }
 }
 
 // The next test runs this as a user without privileges.

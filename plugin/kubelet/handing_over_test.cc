@@ -25,6 +25,22 @@ class HandingOver : public KubeletTest, public ::testing::WithParamInterface<boo
     StartPlugin();
     ASSERT_TRUE(Usable());
   }
+  // Such a plugin decides nothing any more.
+  void RefuseAllocations() {
+    handler.on_allocate = [](Resource, const DeviceIds&) -> Result<std::vector<std::string>> {
+      return Fail(Code::kUnavailable, "this plugin is shutting down");
+    };
+  }
+  Result<std::unique_ptr<Registration>> StartBeside(Handler* second_handler) {
+    Registration::Options beside = options;
+    beside.beside = true;
+    auto second = Registration::Start(beside, second_handler);
+    if (!second) return second;
+    (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
+    (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
+    SetSidecarDevices(second->get());
+    return second;
+  }
   // Adds pods one after the other until it is stopped, and counts those that failed.
   struct Pods {
     explicit Pods(ScriptedKubelet* kubelet)
@@ -83,13 +99,8 @@ TEST_P(HandingOver, LeavesNoPodBehind) {
   ASSERT_TRUE(pods.Wait(3));
   plugin->HandOver();
   closed = true;
-  Registration::Options beside = options;
-  beside.beside = true;
-  auto second = Registration::Start(beside, &second_handler);
+  auto second = StartBeside(&second_handler);
   ASSERT_TRUE(second) << second.error().ToString();
-  (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
-  (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
-  SetSidecarDevices(second->get());
   ASSERT_TRUE((*second)->WaitFor([](const State& state) { return state.usable(); }, Soon()));
   ASSERT_TRUE(pods.Wait(3));
   EXPECT_EQ(pods.failed, 0) << pods.message;
@@ -120,22 +131,15 @@ TEST_P(HandingOver, LeavesNoPodBehind) {
 // Requests to the first plugin, before the second one listens, wait for the second one.
 TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
   kubelet_options.known_by_resource_alone = GetParam();
-  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<std::vector<std::string>> {
-    return Fail(Code::kUnavailable, "this plugin is shutting down");
-  };
+  RefuseAllocations();
   RecordingHandler second_handler;
   StartBoth();
   plugin->HandOver();
   std::string uid;
   std::jthread admits([&] { uid = kubelet->AddPod(SharingPod("pod")); });
   for (const Deadline asked = Soon(); handler.Count("allocate") == 0;) ASSERT_FALSE(asked.Passed());
-  Registration::Options beside = options;
-  beside.beside = true;
-  auto second = Registration::Start(beside, &second_handler);
+  auto second = StartBeside(&second_handler);
   ASSERT_TRUE(second) << second.error().ToString();
-  (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
-  (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
-  SetSidecarDevices(second->get());
   admits.join();
   EXPECT_FALSE(kubelet->StatusOf(uid).failed) << kubelet->StatusOf(uid).message;
   EXPECT_EQ(second_handler.Count("allocate"), 2U);
@@ -145,9 +149,7 @@ TEST_P(HandingOver, WaitsForTheOneThatTakesOver) {
 // A call that the first plugin forwards is still in progress when the kubelet knows the second one.
 TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
   kubelet_options.known_by_resource_alone = GetParam();
-  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<std::vector<std::string>> {
-    return Fail(Code::kUnavailable, "this plugin is shutting down");
-  };
+  RefuseAllocations();
   std::promise<void> go_on;
   RecordingHandler second_handler;
   second_handler.on_allocate = [until = go_on.get_future().share()](
@@ -160,13 +162,8 @@ TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
   plugin->HandOver();
   std::string uid;
   std::thread admits([&] { uid = kubelet->AddPod(SharingPod("pod")); });
-  Registration::Options beside = options;
-  beside.beside = true;
-  auto second = Registration::Start(beside, &second_handler);
+  auto second = StartBeside(&second_handler);
   if (second) {
-    (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
-    (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
-    SetSidecarDevices(second->get());
     EXPECT_TRUE((*second)->WaitFor([](const State& state) { return state.usable(); }, Soon()));
     const Deadline asked = Soon();
     while (second_handler.Count("allocate") == 0 && !asked.Passed()) std::this_thread::yield();
@@ -184,9 +181,7 @@ TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
 // The plugin that should take over hangs: its sockets accept connections, but it does not answer.
 TEST_P(HandingOver, SaysSoWhereNobodyTakesOver) {
   kubelet_options.known_by_resource_alone = GetParam();
-  handler.on_allocate = [](Resource, const DeviceIds&) -> Result<std::vector<std::string>> {
-    return Fail(Code::kUnavailable, "this plugin is shutting down");
-  };
+  RefuseAllocations();
   StartBoth();
   const auto hangs = ListeningSocket::Bind(folder / "device-plugins/gpushm-memory-2.sock");
   ASSERT_TRUE(hangs);

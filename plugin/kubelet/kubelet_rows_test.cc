@@ -41,9 +41,6 @@ class RowTest : public KubeletTest {
     EXPECT_TRUE(kubelet->WaitRunning(uid, Soon())) << kubelet->StatusOf(uid).message;
     return uid;
   }
-  Result<PodList> List() {
-    return PodResources({.socket = kubelet_options.pod_resources_socket}).List(Soon());
-  }
 };
 
 // Row: kubelet restart. It deletes every socket and creates kubelet.sock anew. It knows who has
@@ -67,30 +64,6 @@ TEST_F(KubeletRestart, RegistersAgainAndKeepsWhatRuns) {
   EXPECT_FALSE(status.failed) << status.message;
   EXPECT_EQ(status.containers.at("app").state, State_::kRunning);
   EXPECT_EQ(status.containers.at("gpushm").ids, ids);
-}
-
-TEST_F(KubeletRestart, HasNoCapacityUntilThePluginIsBack) {
-  StartBoth();
-  kubelet->Stop();
-  plugin.reset();
-  ASSERT_TRUE(kubelet->Start());
-  EXPECT_EQ(kubelet->Capacity(kMemory), 0U);
-  EXPECT_EQ(kubelet->Allocatable(kMemory), 0U);
-  StartPlugin();
-  EXPECT_TRUE(Usable());
-}
-
-TEST_F(KubeletRestart, StartsContainersWithoutAskingUntilThePluginIsBack) {
-  StartBoth();
-  const std::string uid = AddRunningPod(SharingPod("pod"));
-  const size_t started = handler.Count("prestart");
-  kubelet->Stop();
-  plugin.reset();
-  ASSERT_TRUE(kubelet->Start());
-  kubelet->Readmit();
-  // The kubelet no longer knows that PreStartContainer is required, so the CDI spec must be valid.
-  EXPECT_TRUE(kubelet->RestartContainer(uid, "app"));
-  EXPECT_EQ(handler.Count("prestart"), started);
 }
 
 TEST_F(KubeletRestart, SurvivesOneThatRemovesEveryFile) {
@@ -201,30 +174,8 @@ TEST_P(Mishaps, NeverLeaveItUnusable) {
   }
 }
 
-// Row: kubelet not listening yet. The kubelet is scripted.
-using KubeletNotYetListening = RowTest;
-
-TEST_F(KubeletNotYetListening, IsTriedUntilItDoes) {
-  std::filesystem::create_directories(options.folder);
-  // The name exists without a listener: between the kubelet's bind and its listen, or a dead
-  // kubelet's.
-  Result<ListeningSocket> dead = ListeningSocket::Bind(folder / "device-plugins/kubelet.sock");
-  ASSERT_TRUE(dead);
-  dead->Abandon();
-  {
-    const ListeningSocket gone = std::move(*dead);
-  }
-  StartPlugin();
-  ASSERT_TRUE(plugin->WaitFor(
-      [](const State& state) { return state.Of(Resource::kMemory).failures >= 3; }, Soon()));
-  EXPECT_THAT(plugin->state().Of(Resource::kMemory).last_error, HasSubstr("gpushm.io/memory"));
-  StartKubelet();
-  EXPECT_TRUE(Usable());
-}
-
-// Row: the plugin dies, or ListAndWatch ends. All devices become unhealthy immediately, and the
-// resource is dropped after a grace. Running containers stay; new pods fail permanently. The
-// kubelet is scripted.
+// Row: the plugin dies, or ListAndWatch ends. All devices become unhealthy immediately. Running
+// containers stay; new pods fail permanently. The kubelet is scripted.
 using PluginDies = RowTest;
 
 TEST_F(PluginDies, LosesOnlyThePodsAdmittedMeanwhile) {
@@ -240,18 +191,6 @@ TEST_F(PluginDies, LosesOnlyThePodsAdmittedMeanwhile) {
   ASSERT_TRUE(Usable());
   EXPECT_EQ(kubelet->StatusOf(running).containers["app"].state, State_::kRunning);
   AddRunningPod(SharingPod("after"));
-}
-
-TEST_F(PluginDies, IsForgottenAfterTheGrace) {
-  kubelet_options.grace_ms = 1;
-  StartBoth();
-  plugin.reset();
-  ASSERT_TRUE(kubelet->WaitAllocatable(kMemory, 0, Soon()));
-  const Deadline deadline = Soon();
-  while (kubelet->Capacity(kMemory) != 0 && !deadline.Passed()) std::this_thread::yield();
-  EXPECT_EQ(kubelet->Capacity(kMemory), 0U);
-  StartPlugin();
-  EXPECT_TRUE(Usable());
 }
 
 // Row: registration while an old stream is open. Kubelets up to 1.36 identify plugins by resource
@@ -380,105 +319,6 @@ TEST_F(NodeReboot, KeepsPodsThatComeAfterThePlugin) {
   kubelet->Readmit();
   EXPECT_TRUE(kubelet->WaitRunning(uid, Soon())) << kubelet->StatusOf(uid).message;
   EXPECT_EQ(handler.Count("prestart"), started + 2);
-}
-
-// Row: an init and an application container both use the resource, then the kubelet restarts. The
-// completed init container is admitted again and can make the pod fail (k/k #138446). A sidecar,
-// which runs, cannot. The kubelet is scripted.
-using InitAndApplicationUseIt = RowTest;
-
-TEST_F(InitAndApplicationUseIt, LosesThePodAtAKubeletRestart) {
-  StartBoth();
-  PodSpec with_init = SharingPod("with-init");
-  with_init.containers.insert(with_init.containers.begin() + 1,
-                              {.name = "load", .role = Role::kInit, .limits = {{kAttach, 1}}});
-  const std::string risky = AddRunningPod(with_init);
-  const std::string safe = AddRunningPod(SharingPod("safe"));
-  const PodStatus status = kubelet->StatusOf(risky);
-  EXPECT_EQ(status.containers.at("load").state, State_::kCompleted);
-  // The application container has the init container's token.
-  EXPECT_EQ(status.containers.at("load").ids.at(kAttach),
-            status.containers.at("app").ids.at(kAttach));
-  kubelet->Stop();
-  plugin.reset();
-  ASSERT_TRUE(kubelet->Start());
-  kubelet->Readmit();
-  EXPECT_TRUE(kubelet->StatusOf(risky).failed);
-  EXPECT_FALSE(kubelet->StatusOf(safe).failed);
-}
-
-// Row: stale bookkeeping. The kubelet counts IDs as allocated that no container has (k/k #130145).
-// That shows in the difference between podresources and what the kubelet refuses. The kubelet is
-// scripted.
-using StaleBookkeeping = RowTest;
-
-TEST_F(StaleBookkeeping, ShowsInPodResourcesAndEndsWithTheKubelet) {
-  StartBoth();
-  kubelet->Leak(kMemory, 7);
-  const PodStatus failed = kubelet->StatusOf(kubelet->AddPod(SharingPod("pod", 2)));
-  EXPECT_TRUE(failed.failed);
-  EXPECT_THAT(failed.message, HasSubstr("Requested: 2, Available: 1"));
-  const Result<PodList> list = List();
-  ASSERT_TRUE(list) << list.error().ToString();
-  DeviceIds all;
-  for (const Advertised& device : Devices("m", 8)) all.insert(device.id);
-  EXPECT_THAT(list->snapshot.OwnersOf(Resource::kMemory, all), SizeIs(0));
-  const State before = plugin->state();
-  ASSERT_TRUE(kubelet->Restart());
-  kubelet->Readmit();
-  ASSERT_TRUE(UsableAgain(before));
-  EXPECT_FALSE(kubelet->StatusOf(kubelet->AddPod(SharingPod("pod", 2))).failed);
-}
-
-// Row: one ID given to two pods. A call of podresources while an Allocate is in progress makes the
-// kubelet forget what that Allocate reserved (k/k PR #137534). The kubelet is scripted.
-using SameIdGivenToTwoPods = RowTest;
-
-TEST_F(SameIdGivenToTwoPods, ShowsAsTwoOwners) {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool inside = false;
-  bool go_on = true;
-  handler.on_allocate = [&](Resource, const DeviceIds&) -> Result<std::vector<std::string>> {
-    std::unique_lock lock(mutex);
-    inside = true;
-    changed.notify_all();
-    changed.wait_for(lock, std::chrono::milliseconds(kLongMs), [&] { return go_on; });
-    return std::vector<std::string>();
-  };
-  StartBoth();
-  const PodSpec one{.pod = {"default", "one"},
-                    .containers = {{.name = "c", .role = Role::kApp, .limits = {{kMemory, 4}}}}};
-  PodSpec two = one;
-  two.pod.name = "two";
-  PodSpec three = one;
-  three.pod.name = "three";
-  three.containers[0].limits[kMemory] = 8;
-  const std::string gone = kubelet->AddPod(one);
-  {
-    const std::lock_guard lock(mutex);
-    inside = go_on = false;
-  }
-  std::thread admission([&] { kubelet->AddPod(two); });
-  {
-    std::unique_lock lock(mutex);
-    EXPECT_TRUE(changed.wait_for(lock, std::chrono::milliseconds(kLongMs), [&] { return inside; }));
-  }
-  kubelet->DeletePod(gone);
-  EXPECT_TRUE(List());  // This call causes it.
-  {
-    const std::lock_guard lock(mutex);
-    go_on = true;
-  }
-  changed.notify_all();
-  admission.join();
-  // The kubelet believes that all eight are free.
-  EXPECT_FALSE(kubelet->StatusOf(kubelet->AddPod(three)).failed);
-  const Result<PodList> list = List();
-  ASSERT_TRUE(list) << list.error().ToString();
-  const DeviceIds taken = list->snapshot.IdsOf({two.pod, "c"}, Resource::kMemory);
-  ASSERT_THAT(taken, SizeIs(4));
-  EXPECT_THAT(list->snapshot.OwnersOf(Resource::kMemory, {*taken.begin()}), SizeIs(2));
 }
 
 // Time limits: Allocate has none; PreStartContainer has 30 s (scaled), and is repeated.

@@ -81,6 +81,20 @@ TEST_F(PodResourcesTest, JoinsWhatIsSplitAndLeavesOutWhatIsNotOurs) {
   EXPECT_THAT(list->snapshot.OwnersIn(owner.pod, Resource::kAttach), IsEmpty());
 }
 
+// A call of podresources while an Allocate is in progress makes the kubelet forget what that
+// Allocate reserved, and give it again (k/k PR #137534).
+TEST_F(PodResourcesTest, AnIdOfTwoPodsHasTwoOwners) {
+  FixedLister lister(folder / "pod-resources.sock");
+  for (const char* const name : {"one", "two"}) {
+    ::v1::PodResources* const pod = lister.answer.add_pod_resources();
+    pod->set_name(name);
+    Add(pod->add_containers(), kMemory, {"m0001"});
+  }
+  const Result<PodList> list = pods.List(Soon());
+  ASSERT_TRUE(list) << list.error().ToString();
+  EXPECT_THAT(list->snapshot.OwnersOf(Resource::kMemory, {"m0001"}), SizeIs(2));
+}
+
 TEST_F(PodResourcesTest, OtherGpusAreGpusAlone) {
   FixedLister lister(folder / "pod-resources.sock");
   for (const char* const resource :
@@ -155,40 +169,6 @@ TEST_F(PodResourcesTest, SaysWhatIsMissingWhenNobodyAnswers) {
   EXPECT_EQ(list.error().code(), Code::kUnavailable);
   EXPECT_THAT(list.error().ToString(), HasSubstr("pod-resources"));
   EXPECT_FALSE(deadline.Passed());
-}
-
-TEST_F(PodResourcesTest, ShowsThePodThatIsBeingAdmitted) {
-  std::atomic<size_t> seen{0};
-  handler.on_allocate = [&](Resource resource,
-                            const DeviceIds&) -> Result<std::vector<std::string>> {
-    if (resource == Resource::kAttach) {
-      const Result<PodList> list = pods.List(Soon());
-      if (list)
-        seen = list->snapshot.IdsOf({{"default", "pod"}, "gpushm"}, Resource::kMemory).size();
-    }
-    return std::vector<std::string>();
-  };
-  StartKubelet();
-  StartPlugin();
-  ASSERT_TRUE(Usable());
-  kubelet->AddPod(SharingPod("pod", 3));
-  EXPECT_EQ(seen, 3U);
-}
-
-TEST_F(PodResourcesTest, LeavesOutInitContainersAndPodsThatFailed) {
-  StartKubelet();
-  StartPlugin();
-  ASSERT_TRUE(Usable());
-  PodSpec pod = SharingPod("pod");
-  pod.containers.insert(pod.containers.begin() + 1,
-                        {.name = "load", .role = Role::kInit, .limits = {{kAttach, 1}}});
-  kubelet->AddPod(pod);
-  kubelet->AddPod(SharingPod("too-large", 100));
-  const Result<PodList> list = pods.List(Soon());
-  ASSERT_TRUE(list);
-  EXPECT_THAT(list->pods, ElementsAre(pod.pod));
-  EXPECT_THAT(list->snapshot.IdsOf({pod.pod, "load"}, Resource::kAttach), IsEmpty());
-  EXPECT_THAT(list->snapshot.IdsOf({pod.pod, "app"}, Resource::kAttach), SizeIs(1));
 }
 
 TEST_F(PodResourcesTest, FindsTheKubeletAgainAfterEachRestart) {

@@ -217,13 +217,19 @@ TEST_F(GpuSamplerTest, OtherBytesAreWhatIsUsedLessTheLedger) {
       Optional(kReserveBytes - 2 * kMi));
 }
 
+// Goal: what a container offered does not count as private for any of its processes. Method: its
+// first process is a launcher without CUDA, and the second one is connected twice.
 TEST_F(GpuSamplerTest, PrivateBytesAreOfTheProcessesThatNvmlShows) {
   const auto api = CudaApi::Load(DriverFolderFromEnvironment());
   ASSERT_TRUE(api && (*api)->Init());
   std::atomic<uint64_t> offered = 0;
   const auto self = static_cast<uint32_t>(getpid());
   const auto clients = [&] {
-    return NodeProcesses{.clients = {{self, "m0000", "app", offered}, {1, "m0001", "app", 0}},
+    const uint64_t bytes = offered;
+    return NodeProcesses{.clients = {{1, "m0000", "app", bytes},
+                                     {self, "m0000", "app", bytes},
+                                     {self, "m0000", "app", bytes},
+                                     {2, "m0001", "app", 0}},
                          .mps_pods = {}};
   };
   const GpuSampler sampler(Nvml(), Devices({kGpuA, kGpuB}), kPeriodMs,
@@ -268,43 +274,7 @@ TEST_F(GpuSamplerTest, CountsProcessesOutsideTheirPodsMps) {
   ASSERT_TRUE(context);
   EXPECT_THAT(Fresh(sampler, kGpuA).outside_mps,
               UnorderedElementsAre(Pair("m0000", 1), Pair("m0001", 0)));
-}
-
-// Goal: what a container offered does not count as private for any of its processes. Method: its
-// first process is a launcher without CUDA, and the second one is connected twice.
-TEST_F(GpuSamplerTest, OfferedBytesAreOfTheWholeContainer) {
-  const auto api = CudaApi::Load(DriverFolderFromEnvironment());
-  ASSERT_TRUE(api && (*api)->Init());
-  std::atomic<uint64_t> offered = 0;
-  const auto self = static_cast<uint32_t>(getpid());
-  const auto clients = [&] {
-    const uint64_t bytes = offered;
-    return NodeProcesses{.clients = {{1, "m0000", "app", bytes},
-                                     {self, "m0000", "app", bytes},
-                                     {self, "m0000", "app", bytes}},
-                         .mps_pods = {}};
-  };
-  const GpuSampler sampler(Nvml(), Devices({kGpuA}), kPeriodMs,
-                           {.buffers = Buffers(0), .processes = clients});
-  const auto context = PrimaryContext::Retain(**api, 0);
-  ASSERT_TRUE(context);
-  const uint64_t bytes = *Fresh(sampler, kGpuA).other_bytes - kReserveBytes;
-  EXPECT_THAT(Fresh(sampler, kGpuA).private_bytes,
-              UnorderedElementsAre(Pair(Pair("m0000", "app"), bytes)));
-  offered = bytes / 2;
-  EXPECT_THAT(Fresh(sampler, kGpuA).private_bytes,
-              UnorderedElementsAre(Pair(Pair("m0000", "app"), bytes - bytes / 2)));
-}
-
-TEST_F(GpuSamplerTest, OnlyTheDevicesThatItIsGiven) {
-  const GpuSampler one(Nvml(), Devices({kGpuA}), kPeriodMs,
-                       {.buffers = Buffers(0), .processes = {}});
-  Fresh(one, kGpuA);
-  EXPECT_FALSE(one.Look().contains(kGpuB));
-  const GpuSampler both(Nvml(), Devices({kGpuA, kGpuB}), kPeriodMs,
-                        {.buffers = Buffers(0), .processes = {}});
-  Fresh(both, kGpuA);
-  Fresh(both, kGpuB);
+  EXPECT_FALSE(sampler.Look().contains(kGpuB)) << "only the devices that it is given";
 }
 
 }  // namespace

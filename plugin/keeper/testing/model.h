@@ -77,10 +77,6 @@ class Model {
     return lines;
   }
 
-  const std::map<uint64_t, std::pair<protocol::LinkGeneration, uint64_t>>& generations() const {
-    return generations_;
-  }
-
  private:
   template <typename T>
   static std::string NameOf(const T& stated) {
@@ -166,6 +162,10 @@ inline protocol::LinkClient RandomClient(Random& random) {
   client.client_id = Pick(random, 1, 6);
   for (uint8_t& byte : client.token) byte = static_cast<uint8_t>(Pick(random, 0, 255));
   client.container = protocol::ToNameField(Pick(random, 0, 1) == 0 ? "app" : "other");
+  if (Pick(random, 0, 1) == 0) {
+    client.pod = protocol::ToNameField("servers-1");
+    client.pod_container = protocol::ToNameField("server");
+  }
   return client;
 }
 

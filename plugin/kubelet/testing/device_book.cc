@@ -39,16 +39,9 @@ void DeviceBook::MarkUnhealthy(const std::string& resource) {
   devices.healthy.clear();
 }
 
-void DeviceBook::Drop(const std::string& resource) {
-  const std::lock_guard lock(mutex_);
-  devices_.erase(resource);
-}
-
 void DeviceBook::Restart() {
   const std::lock_guard lock(mutex_);
   for (auto& [resource, devices] : devices_) devices = {};
-  leaked_.clear();
-  reusable_.clear();
   RebuildLocked();
 }
 
@@ -99,30 +92,15 @@ Result<std::optional<std::vector<std::string>>> DeviceBook::Reserve(const Holder
                        resource));
   if (before.size() == count) return std::nullopt;
 
-  Ids chosen;
-  const auto take = [&](const Ids& from) {
-    std::vector<std::string> order(from.begin(), from.end());
-    std::shuffle(order.begin(), order.end(), random_);
-    for (const std::string& id : order) {
-      if (chosen.size() == count) break;
-      if (chosen.insert(id).second) allocated_[resource].insert(id);
-    }
-    return chosen.size() == count;
-  };
-  const auto answer = [&] {
-    std::vector<std::string> ids(chosen.begin(), chosen.end());
-    std::shuffle(ids.begin(), ids.end(), random_);
-    return ids;
-  };
-  if (take(reusable_[holder.uid][resource])) return answer();
   const Ids available = Minus(devices->second.healthy, allocated_[resource]);
-  const size_t needed = count - chosen.size();
-  if (available.size() < needed)
+  if (available.size() < count)
     return Fail(Code::kExhausted,
                 Concat("requested number of devices unavailable for ", resource,
-                       ". Requested: ", needed, ", Available: ", available.size()));
-  if (take(available)) return answer();
-  return Fail(Code::kInternal, "unexpectedly allocated less resources than required");
+                       ". Requested: ", count, ", Available: ", available.size()));
+  std::vector<std::string> chosen = ShuffleLocked(available);
+  chosen.resize(count);
+  allocated_[resource].insert(chosen.begin(), chosen.end());
+  return chosen;
 }
 
 void DeviceBook::Insert(const Holder& holder, const std::string& resource,
@@ -137,7 +115,7 @@ void DeviceBook::Rebuild() {
 }
 
 void DeviceBook::RebuildLocked() {
-  allocated_ = leaked_;
+  allocated_.clear();
   for (const auto& [holder, resources] : held_) {
     for (const auto& [resource, held] : resources)
       allocated_[resource].insert(held.ids.begin(), held.ids.end());
@@ -151,20 +129,6 @@ void DeviceBook::Update(const std::set<std::string>& active) {
   if (std::none_of(held_.begin(), held_.end(), has_ids)) return;
   std::erase_if(held_, is_gone);
   RebuildLocked();  // This also forgets IDs that are reserved but not yet held.
-}
-
-void DeviceBook::Reuse(const Holder& holder, bool is_plain_init) {
-  const std::lock_guard lock(mutex_);
-  // Pods are admitted one after the other, so what another pod could use again does not matter now.
-  std::erase_if(reusable_, [&](const auto& item) { return item.first != holder.uid; });
-  for (const auto& [resource, held] : held_[holder]) {
-    Ids& reusable = reusable_[holder.uid][resource];
-    if (is_plain_init) {
-      reusable.insert(held.ids.begin(), held.ids.end());
-    } else {
-      reusable = Minus(reusable, held.ids);
-    }
-  }
 }
 
 std::optional<Ids> DeviceBook::IdsOf(const Holder& holder, const std::string& resource) const {
@@ -202,18 +166,13 @@ bool DeviceBook::IsAnyUnhealthy(const std::string& resource, const Ids& ids) con
 
 std::vector<std::string> DeviceBook::Shuffle(const Ids& ids) {
   const std::lock_guard lock(mutex_);
+  return ShuffleLocked(ids);
+}
+
+std::vector<std::string> DeviceBook::ShuffleLocked(const Ids& ids) {
   std::vector<std::string> order(ids.begin(), ids.end());
   std::shuffle(order.begin(), order.end(), random_);
   return order;
-}
-
-void DeviceBook::Leak(const std::string& resource, size_t count) {
-  const std::lock_guard lock(mutex_);
-  for (const std::string& id : Minus(devices_[resource].healthy, allocated_[resource])) {
-    if (count-- == 0) break;
-    leaked_[resource].insert(id);
-  }
-  RebuildLocked();
 }
 
 }  // namespace gpushm::plugin::kubelet::testing

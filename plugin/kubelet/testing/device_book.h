@@ -1,7 +1,7 @@
 // What a kubelet knows about devices and their holders: the bookkeeping of its device manager, as
 // in kubelets 1.28 to 1.37, including the faults that matter to a plugin. No I/O.
 //
-//   - IDs are handed out in random order (Go's maps), devices of plain init containers first.
+//   - IDs are handed out in random order (Go's maps).
 //   - An ID is reserved before Allocate is called. The reservation is lost if the book is rebuilt
 //     meanwhile (k/k PR #137534), so one ID can be given twice.
 //   - IDs of pods that have ended become free only when somebody reads the book (Update).
@@ -44,8 +44,6 @@ class DeviceBook {
   void SetDevices(const std::string& resource, const std::map<std::string, bool>& healthy_by_id);
   // Its plugin has ended.
   void MarkUnhealthy(const std::string& resource);
-  // It has been gone for longer than the grace.
-  void Drop(const std::string& resource);
   // A new process reads the checkpoint: holders stay, capacity is zero.
   void Restart();
 
@@ -66,9 +64,6 @@ class DeviceBook {
   // Forgets pods that are not in `active`.
   void Update(const std::set<std::string>& active);
 
-  // After a container was admitted: marks what the pod's next containers may use again.
-  void Reuse(const Holder& holder, bool is_plain_init);
-
   // What a container has of a resource; nothing if it never got any.
   std::optional<Ids> IdsOf(const Holder& holder, const std::string& resource) const;
   std::map<std::string, Ids> AllOf(const Holder& holder) const;
@@ -78,8 +73,6 @@ class DeviceBook {
 
   // IDs in an arbitrary order.
   std::vector<std::string> Shuffle(const Ids& ids);
-  // Loses track of `count` free IDs until the next start (k/k #130145).
-  void Leak(const std::string& resource, size_t count);
 
  private:
   struct Devices {
@@ -91,14 +84,13 @@ class DeviceBook {
     Answer answer;
   };
   void RebuildLocked();
+  std::vector<std::string> ShuffleLocked(const Ids& ids);
 
   mutable std::mutex mutex_;
   std::mt19937 random_;
   std::map<std::string, Devices> devices_;              // Keyed by resource.
   std::map<std::string, Ids> allocated_;                // Keyed by resource; includes reservations.
-  std::map<std::string, Ids> leaked_;                   // Keyed by resource.
   std::map<Holder, std::map<std::string, Held>> held_;  // Keyed by resource.
-  std::map<std::string, std::map<std::string, Ids>> reusable_;  // Keyed by uid and resource.
 };
 
 }  // namespace gpushm::plugin::kubelet::testing

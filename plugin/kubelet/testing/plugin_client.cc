@@ -70,7 +70,7 @@ PluginClient::~PluginClient() = default;
 
 Result<std::shared_ptr<PluginClient::Grpc>> PluginClient::Connection() const {
   const std::lock_guard lock(mutex_);
-  if (!grpc_ || stopped_at_ns_) return Fail(Code::kUnavailable, "endpoint has been stopped");
+  if (!grpc_ || stopped_) return Fail(Code::kUnavailable, "endpoint has been stopped");
   return grpc_;
 }
 
@@ -119,21 +119,14 @@ void PluginClient::Close() {
   {
     const std::lock_guard lock(mutex_);
     grpc.swap(grpc_);
-    if (!stopped_at_ns_) stopped_at_ns_ = MonotonicNs();
+    stopped_ = true;
   }
   if (grpc) grpc->stream.TryCancel();
 }
 
-bool PluginClient::stopped() const { return stopped_at_ns().has_value(); }
-
-std::optional<int64_t> PluginClient::stopped_at_ns() const {
-  const std::lock_guard lock(mutex_);
-  return stopped_at_ns_;
-}
-
 void PluginClient::MarkStopped() {
   const std::lock_guard lock(mutex_);
-  stopped_at_ns_ = MonotonicNs();
+  stopped_ = true;
 }
 
 Result<Answer> PluginClient::Allocate(const std::vector<std::string>& ids) {

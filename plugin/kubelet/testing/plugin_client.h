@@ -37,9 +37,7 @@ class PluginClient {
   void Run(const std::function<void(const std::map<std::string, bool>& healthy_by_id)>& on_list);
   // Closes the connection; ends Run and refuses further calls.
   void Close();
-  // Whether it was closed, or the kubelet marked it as stopped.
-  bool stopped() const;
-  std::optional<int64_t> stopped_at_ns() const;
+  // The kubelet makes no more calls.
   void MarkStopped();
 
   Result<Answer> Allocate(const std::vector<std::string>& ids);
@@ -54,7 +52,7 @@ class PluginClient {
   const std::string socket_;
   mutable std::mutex mutex_;
   std::shared_ptr<Grpc> grpc_;  // Null if closed.
-  std::optional<int64_t> stopped_at_ns_;
+  bool stopped_ = false;
 };
 
 }  // namespace gpushm::plugin::kubelet::testing

@@ -55,10 +55,6 @@ void PluginTable::Run(const std::shared_ptr<PluginClient>& client) {
   }
   client->Run([&](const std::map<std::string, bool>& healthy_by_id) {
     book_->SetDevices(client->resource(), healthy_by_id);
-    {
-      const std::lock_guard lock(mutex_);
-      ++counts_[client->resource()].lists;
-    }
     Changed();
   });
   {
@@ -133,19 +129,6 @@ std::optional<PluginTable::Endpoint> PluginTable::Find(const std::string& resour
   return found->second;
 }
 
-void PluginTable::DropExpired() {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(endpoints_, [this](const auto& item) {
-    const auto& client = item.second.client;
-    const std::optional<int64_t> stopped_at_ns =
-        client ? client->stopped_at_ns() : std::optional<int64_t>();
-    if (!stopped_at_ns || MonotonicNs() - *stopped_at_ns < options_.grace_ms * 1'000'000)
-      return false;
-    book_->Drop(item.first);
-    return true;
-  });
-}
-
 void PluginTable::CloseAll() {
   std::list<std::thread> threads;
   {
@@ -192,12 +175,6 @@ uint64_t PluginTable::streams(const std::string& resource) const {
   const std::lock_guard lock(mutex_);
   const auto found = counts_.find(resource);
   return found == counts_.end() ? 0 : found->second.streams;
-}
-
-uint64_t PluginTable::lists(const std::string& resource) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = counts_.find(resource);
-  return found == counts_.end() ? 0 : found->second.lists;
 }
 
 void PluginTable::Changed() {

@@ -28,7 +28,6 @@ class PluginTable {
     bool known_by_resource_alone = false;
     int64_t notice_ms = 0;
     int64_t dial_ms = 10'000;
-    int64_t grace_ms = 300'000;
   };
   struct Endpoint {
     std::shared_ptr<PluginClient> client;  // Null: read from the checkpoint, not registered.
@@ -41,8 +40,6 @@ class PluginTable {
   // What Register does: connects, requests the options, and starts a stream.
   Result<void> Connect(const std::string& resource, const std::string& socket);
   std::optional<Endpoint> Find(const std::string& resource) const;
-  // Drops what has been stopped for longer than the grace.
-  void DropExpired();
   // The process ends: all connections close, and nothing reacts to that.
   void CloseAll();
   // A new process read the checkpoint.
@@ -55,7 +52,6 @@ class PluginTable {
 
   uint64_t registrations(const std::string& resource) const;
   uint64_t streams(const std::string& resource) const;
-  uint64_t lists(const std::string& resource) const;
   // Waits for a change of devices or registrations.
   bool WaitFor(const std::function<bool()>& reached, const Deadline& deadline);
 
@@ -63,7 +59,6 @@ class PluginTable {
   struct Counts {
     uint64_t registrations = 0;
     uint64_t streams = 0;
-    uint64_t lists = 0;
   };
   void Run(const std::shared_ptr<PluginClient>& client);
   std::shared_ptr<PluginClient> Find(const std::string& resource, const std::string& socket) const;

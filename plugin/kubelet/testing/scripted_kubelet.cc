@@ -58,8 +58,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
         book_(options_.seed),
         table_({.known_by_resource_alone = options_.known_by_resource_alone,
                 .notice_ms = options_.notice_ms,
-                .dial_ms = options_.dial_ms,
-                .grace_ms = options_.grace_ms},
+                .dial_ms = options_.dial_ms},
                &book_) {
     RouteGrpcLog();
   }
@@ -266,7 +265,6 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
       pod->set_name(known.spec.pod.name);
       pod->set_namespace_(known.spec.pod.name_space);
       for (const ContainerSpec& container : known.spec.containers) {
-        if (container.role == Role::kInit) continue;
         ::v1::ContainerResources* const to = pod->add_containers();
         to->set_name(container.name);
         for (const auto& [resource, ids] : book_.AllOf({uid, container.name})) {
@@ -343,7 +341,6 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
     const auto found = pods_.find(uid);
     if (found == pods_.end()) return;
     ContainerStatus& container = found->second.status.containers[name];
-    container.starts += state != ContainerStatus::State::kWaiting ? 1 : 0;
     container.state = state;
     container.message = message;
   }
@@ -398,7 +395,6 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
       }
       book_.Insert(holder, resource, **ids, std::move(*answer));
     }
-    book_.Reuse(holder, container.role == Role::kInit);
     return {};
   }
 
@@ -426,10 +422,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
       const Result<void> done = Allocate(uid, container);
       if (!done) return done;
     }
-    SetState(uid, container.name,
-             container.role == Role::kInit ? ContainerStatus::State::kCompleted
-                                           : ContainerStatus::State::kRunning,
-             "");
+    SetState(uid, container.name, ContainerStatus::State::kRunning, "");
     return {};
   }
 
@@ -502,11 +495,9 @@ Result<void> ScriptedKubelet::RestartContainer(const std::string& uid,
 void ScriptedKubelet::DeletePod(const std::string& uid) { impl_->DeletePod(uid); }
 PodStatus ScriptedKubelet::StatusOf(const std::string& uid) const { return impl_->StatusOf(uid); }
 size_t ScriptedKubelet::Capacity(const std::string& resource) {
-  impl_->table().DropExpired();
   return impl_->book().Capacity(resource);
 }
 size_t ScriptedKubelet::Allocatable(const std::string& resource) {
-  impl_->table().DropExpired();
   return impl_->book().Allocatable(resource);
 }
 bool ScriptedKubelet::WaitAllocatable(const std::string& resource, size_t count,
@@ -520,9 +511,6 @@ uint64_t ScriptedKubelet::registrations(const std::string& resource) const {
 uint64_t ScriptedKubelet::streams(const std::string& resource) const {
   return impl_->table().streams(resource);
 }
-uint64_t ScriptedKubelet::lists(const std::string& resource) const {
-  return impl_->table().lists(resource);
-}
 uint64_t ScriptedKubelet::pod_resources_calls() const { return impl_->list_calls(); }
 void ScriptedKubelet::RefuseRegistrations(int count) { impl_->Refuse(count); }
 void ScriptedKubelet::LoseStreams(int count) { impl_->table().LoseStreams(count); }
@@ -531,8 +519,4 @@ void ScriptedKubelet::Forget(const std::string& resource) { impl_->table().Forge
 void ScriptedKubelet::DropStream(const std::string& resource) {
   impl_->table().DropStream(resource);
 }
-void ScriptedKubelet::Leak(const std::string& resource, size_t count) {
-  impl_->book().Leak(resource, count);
-}
-
 }  // namespace gpushm::plugin::kubelet::testing

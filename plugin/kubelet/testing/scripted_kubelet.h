@@ -7,8 +7,7 @@
 //   - Register calls back (dial, GetDevicePluginOptions) before it answers, and ignores the
 //     request's own options. There is one ListAndWatch per registration. Messages have at most 4
 //     MiB.
-//   - The end of a stream makes every device unhealthy immediately; after a grace the resource is
-//     dropped.
+//   - The end of a stream makes every device unhealthy immediately.
 //   - Pods are admitted one after the other, containers in the order of the spec, and a container's
 //     resources in random order. A failed Allocate ends the pod.
 //   - PreStartContainer is called before each start of a container, and repeated after a failure.
@@ -33,7 +32,6 @@
 namespace gpushm::plugin::kubelet::testing {
 
 enum class Role {
-  kInit,     // A plain init container: runs to completion.
   kSidecar,  // An init container with restartPolicy Always.
   kApp,
 };
@@ -46,14 +44,13 @@ struct ContainerSpec {
 
 struct PodSpec {
   Pod pod;
-  std::vector<ContainerSpec> containers;  // Init containers and sidecars first.
+  std::vector<ContainerSpec> containers;  // Sidecars first.
 };
 
 struct ContainerStatus {
-  enum class State { kWaiting, kRunning, kCompleted };
+  enum class State { kWaiting, kRunning };
   State state = State::kWaiting;
-  std::string message;  // Why it waits: the text of its pod's event.
-  int starts = 0;
+  std::string message;             // Why it waits: the text of its pod's event.
   std::map<std::string, Ids> ids;  // Keyed by resource.
   std::vector<Answer> answers;     // Allocate's answers for it.
 };
@@ -81,9 +78,8 @@ class ScriptedKubelet {
     int64_t notice_ms = 0;
     int64_t dial_ms = 10'000;
     int64_t pre_start_ms = 30'000;
-    int64_t grace_ms = 300'000;  // endpointStopGracePeriod
-    int64_t retry_ms = 10'000;   // Between starts of a container that failed.
-    double list_qps = 100;       // Limit of podresources.
+    int64_t retry_ms = 10'000;  // Between starts of a container that failed.
+    double list_qps = 100;      // Limit of podresources.
     double list_burst = 10;
     uint32_t seed = 1;
   };
@@ -108,8 +104,7 @@ class ScriptedKubelet {
 
   // Admits the pod and returns its uid. Does not start containers.
   std::string AddPod(const PodSpec& spec);
-  // Attempts once to start what does not run, in order; true if all run now (init containers: have
-  // run).
+  // Attempts once to start what does not run, in order; true if all run now.
   bool StartPod(const std::string& uid);
   // Repeats StartPod until all containers run.
   bool WaitRunning(const std::string& uid, const Deadline& deadline);
@@ -124,8 +119,6 @@ class ScriptedKubelet {
   // Number of successful Register calls and opened streams since this object was created.
   uint64_t registrations(const std::string& resource) const;
   uint64_t streams(const std::string& resource) const;
-  // Number of ListAndWatch messages.
-  uint64_t lists(const std::string& resource) const;
   uint64_t pod_resources_calls() const;
 
   // The next Register answers with an error.
@@ -136,8 +129,6 @@ class ScriptedKubelet {
   void DropStream(const std::string& resource);
   // Treats the resource as stopped, although its stream is open.
   void Forget(const std::string& resource);
-  // See DeviceBook.
-  void Leak(const std::string& resource, size_t count);
 
  private:
   class Impl;
