@@ -6,14 +6,12 @@
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <future>
 
 #include "contract/limits.h"
@@ -211,41 +209,15 @@ TEST_F(AttackTest, AFloodOfDescriptorsEndsWithItsConnection) {
   ExpectNothingLeft();
 }
 
-TEST_F(AttackTest, WhoNeverReadsIsDisconnected) {
-  const int small = 1;
-  setsockopt(attacker_.socket(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
-  pollfd poller{.fd = attacker_.socket(), .events = POLLOUT, .revents = 0};
-  int posted = 0;
-  protocol::Buffer buffer;
-  const size_t size = protocol::EncodeRequest(
-      Kind::kHolders, 1, protocol::HoldersRequest{.name = {}, .after_lease_id = 0}, &buffer);
-  const Deadline deadline = Deadline::AfterMs(kSoonMs);
-  for (;;) {
-    const int error = SendRaw(attacker_.socket(), {buffer.data(), size}, {});
-    if (error == EPIPE || error == ECONNRESET) break;
-    posted += error == 0 ? 1 : 0;
-    ASSERT_FALSE(deadline.Passed()) << "still connected after " << posted << " requests";
-    if (error == EAGAIN) poll(&poller, 1, 1);
-  }
-  EXPECT_TRUE(broker_.WaitForLog("does not read its replies"));
-  ExpectOthersAreServed();
-  ExpectNothingLeft();
-}
-
 TEST_F(AttackTest, ASecondUnreadDescriptorIsRefusedAndLeavesNoLease) {
-  const protocol::AttachRequest request{
-      .name = protocol::ToNameField("weights"),
-      .access = 1,
-      .peer_way = 0,
-      .generation = 0,
-      .gpu_uuid = attacker_.Hello() ? std::array<uint8_t, 16>{} : std::array<uint8_t, 16>{}};
-  // (That Hello was one too many, so the connection is closed.)
-  EXPECT_TRUE(attacker_.IsDisconnected());
   RawClient client(broker_.Socket("app"));
   const auto hello = client.Hello();
   ASSERT_TRUE(hello);
-  protocol::AttachRequest attach = request;
-  attach.gpu_uuid = hello->gpu_uuid;
+  const protocol::AttachRequest attach{.name = protocol::ToNameField("weights"),
+                                       .access = 1,
+                                       .peer_way = 0,
+                                       .generation = 0,
+                                       .gpu_uuid = hello->gpu_uuid};
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(client.Post(Kind::kAttach, attach));
   // Nothing is read until all three were checked.
   RawClient watcher = Another("other");
@@ -369,25 +341,6 @@ TEST_F(AttackTest, AHangingDriverDoesNotKeepTheBrokerFromSayingSo) {
   }
 }
 
-TEST_F(AttackTest, OneContainerCannotTakeAllConnections) {
-  std::vector<RawClient> crowd;
-  std::string refusal;
-  while (crowd.size() <= limits::kClients) {
-    crowd.emplace_back(broker_.Socket("app"));
-    if (const auto hello = crowd.back().Hello(); !hello) {
-      refusal = hello.error().ToString();
-      break;
-    }
-  }
-  EXPECT_LT(crowd.size(), limits::kClients);
-  EXPECT_THAT(refusal, HasSubstr("EXHAUSTED"));
-  EXPECT_THAT(refusal, HasSubstr("container \"app\""));
-  ExpectOthersAreServed();
-  crowd.clear();
-  EXPECT_TRUE(Eventually([&] { return RawClient(broker_.Socket("app")).Hello().has_value(); }));
-  ExpectNothingLeft();
-}
-
 TEST_F(AttackTest, TenThousandComeAndGo) {
   for (int i = 0; i < 10'000; ++i) {
     RawClient passer(broker_.Socket("app"));
@@ -421,19 +374,6 @@ TEST_F(AttackTest, TheProcessCountsNotItsSocket) {
   kill(parent.pid(), SIGKILL);
   waitpid(parent.pid(), nullptr, 0);
   EXPECT_TRUE(Eventually([&] { return attacker_.Info()->leases == 0; }));
-
-  // The reverse: the socket is closed, but the process lives and holds its memory.
-  ClientProcess closes([&] {
-    static RawClient client(broker_.Socket("app"));
-    if (!client.Hello() || !client.Attach("weights")) return 1;
-    client.Close();
-    return 0;
-  });
-  ASSERT_EQ(closes.result(), 0);
-  ExpectOthersAreServed();
-  EXPECT_EQ(attacker_.Info()->leases, 1u);
-  closes.Kill();
-  EXPECT_TRUE(Eventually([&] { return attacker_.Info()->leases == 0; }));
 }
 
 TEST_F(AttackTest, ForeignDescriptorsAreNoHarm) {
@@ -452,31 +392,6 @@ TEST_F(AttackTest, ForeignDescriptorsAreNoHarm) {
     EXPECT_EQ(CodeOf(attacker_.Offer("odd", fd)), As(Code::kInvalidArgument));
   }
   ExpectNothingLeft();
-}
-
-// One container takes what it can, and the other one keeps its share.
-TEST_F(AttackTest, LeasesHaveALimitAndEndWithTheirProcess) {
-  constexpr uint32_t kLeasesOfOne = limits::kLeases - 256;
-  ClientProcess hoarder([&] {
-    static RawClient client(broker_.Socket("app"));
-    const auto hello = client.Hello();
-    for (uint32_t i = 0; hello && i < kLeasesOfOne; ++i) {
-      if (!client.Attach("weights", 2)) return 1;
-    }
-    const auto refused = client.Attach("weights");
-    return CodeOf(refused) == As(Code::kExhausted) ? 0 : 2;
-  });
-  ASSERT_EQ(hoarder.result(), 0);
-  EXPECT_EQ(attacker_.Info()->leases, kLeasesOfOne);
-  EXPECT_EQ(CodeOf(attacker_.Attach("weights")), As(Code::kExhausted));
-  RawClient other = Another("other");
-  const auto share = other.Attach("weights");
-  ASSERT_TRUE(share) << share.error().ToString();
-  EXPECT_TRUE(other.Detach(share->lease_id));
-  hoarder.Kill();
-  EXPECT_TRUE(Eventually([&] { return attacker_.Info()->leases == 0; }));
-  ExpectOthersAreServed();
-  EXPECT_EQ(broker_.log().find("writer-died"), broker_.log().rfind("writer-died")) << "once";
 }
 
 // Descriptors in flight are counted per user over the whole node. Another process' flood makes the

@@ -4,16 +4,15 @@
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -160,32 +159,6 @@ TEST_F(GpusTest, EachBufferIsOnItsGpu) {
   }
 }
 
-TEST_F(GpusTest, APoolThatIsFullLeavesTheOthersTheirRoom) {
-  Start();
-  const auto made = client_->Create("large", 16 * kMiB, OnGpu(1));
-  ASSERT_TRUE(made) << made.error().ToString();
-  EXPECT_EQ(RecordOf("large").gpu_number, 1U);
-  EXPECT_EQ(RecordOf("large").gpu, UuidOf(1));
-  const auto more = client_->Create("more", 2 * kMiB, OnGpu(1));
-  EXPECT_EQ(CodeOf(more), As(Code::kExhausted));
-  EXPECT_THAT(more.error().what(), HasSubstr("\"more\" needs 2097152 bytes, but the pool on GPU 1 "
-                                             "has 0 of 23068672 left"));
-  EXPECT_TRUE(client_->Create("more", 16 * kMiB, OnGpu(0)));
-  const auto no_such = client_->Create("third", 2 * kMiB, OnGpu(2));
-  EXPECT_EQ(CodeOf(no_such), As(Code::kInvalidArgument));
-  EXPECT_THAT(no_such.error().what(), HasSubstr("the pod has 2 GPUs, numbers 0 to 1"));
-  // A new generation stays on the buffer's GPU.
-  ASSERT_TRUE(client_->Delete("large"));
-  ASSERT_TRUE(client_->Create("large", 2 * kMiB, OnGpu(1)));
-  ASSERT_TRUE(client_->Call<protocol::AttachReply>(
-      Kind::kReplace, protocol::ReplaceRequest{.name = protocol::ToNameField("large"),
-                                               .size_bytes = 4 * kMiB,
-                                               .flags = 0,
-                                               .reserved = 0}));
-  EXPECT_EQ(RecordOf("large").gpu_number, 1U);
-  EXPECT_EQ(Gpus(&*client_)->entries[1].used_bytes, 10 * kMiB);
-}
-
 // Goal: a driver that hangs for one GPU holds up nobody who uses the other. Method: allocations
 // hang; when the one for GPU 1 does, later ones no longer do.
 TEST_F(GpusTest, AGpuThatHangsHoldsUpNoOther) {
@@ -314,6 +287,12 @@ TEST(GpusOfAPlugin, OneThatBreaksTheRulesIsAnError) {
            {[](int socket) {
               Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(1));
               SayGpu(socket, 1, UuidOf(1));
+              Plugin::Say(socket, LinkKind::kOthers, protocol::LinkOthers{});
+            },
+            "socket for other pods"},
+           {[](int socket) {
+              Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(1));
+              SayGpu(socket, 1, UuidOf(1));
               SayHealth(socket, 2, true);
             },
             "health of GPU 2, but the pod has 2"},
@@ -336,96 +315,19 @@ TEST(GpusOfAPlugin, OneThatBreaksTheRulesIsAnError) {
   }
 }
 
-// A plugin that keeps buffers and generations, as far as a test needs it.
-class Keeper {
- public:
-  void Talk(int socket) {
-    {
-      const std::lock_guard lock(mutex_);
-      protocol::LinkWelcome welcome = WelcomeTo(1);
-      welcome.buffers = static_cast<uint32_t>(buffers_.size());
-      welcome.generations = static_cast<uint32_t>(generations_.size());
-      Plugin::Say(socket, LinkKind::kWelcome, welcome);
-      SayGpu(socket, 1, UuidOf(1));
-      for (const auto& [name, buffer] : buffers_) Plugin::Say(socket, LinkKind::kBuffer, buffer);
-      for (const auto& [number, generation] : generations_) {
-        const int memory = generation.memory.get();
-        Plugin::Say(socket, LinkKind::kGeneration, generation.stated, {&memory, 1});
-      }
-      Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
-      socket_ = socket;
-    }
-    protocol::Message message;
-    while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) Take(&message);
-    const std::lock_guard lock(mutex_);
-    if (socket_ == socket) socket_ = -1;
-  }
-  void SayHealthOf(uint32_t gpu, bool lost) {
-    const std::lock_guard lock(mutex_);
-    SayHealth(socket_, gpu, lost);
-  }
-  // The GPUs of the generations of that name.
-  std::vector<uint32_t> GpusOf(const std::string& name) {
-    const std::lock_guard lock(mutex_);
-    std::vector<uint32_t> gpus;
-    for (const auto& [number, generation] : generations_) {
-      if (protocol::FromNameField(generation.stated.name) == name) {
-        gpus.push_back(generation.stated.gpu);
-      }
-    }
-    return gpus;
-  }
-
- private:
-  struct Generation {
-    protocol::LinkGeneration stated;
-    UniqueFd memory;
-  };
-
-  void Take(protocol::Message* message) {
-    const std::lock_guard lock(mutex_);
-    const auto header = protocol::ParseLinkHeader(message->span());
-    if (!header) return;
-    if (const auto buffer = protocol::ParseLink<protocol::LinkBuffer>(message->span());
-        buffer && header->kind == static_cast<uint16_t>(LinkKind::kBuffer)) {
-      buffers_[std::string(protocol::FromNameField(buffer->name))] = *buffer;
-    }
-    if (header->kind != static_cast<uint16_t>(LinkKind::kGeneration)) return;
-    const auto generation = protocol::ParseLink<protocol::LinkGeneration>(message->span());
-    if (!generation) return;
-    Generation& kept = generations_[generation->generation];
-    kept.stated = *generation;
-    if (!message->descriptors.empty()) kept.memory = std::move(message->descriptors[0]);
-  }
-
-  std::mutex mutex_;
-  int socket_ = -1;
-  std::map<std::string, protocol::LinkBuffer> buffers_;
-  std::map<uint64_t, Generation> generations_;
-};
-
-class GpusOfAKeeper : public ::testing::Test {
- protected:
-  void Start() {
-    client_.reset();
-    broker_.emplace(folder_.path(), LinkedTo(link_, machine_));
-    ASSERT_TRUE(broker_->ready()) << broker_->log();
-    client_.emplace(broker_->Socket("app"));
-    ASSERT_TRUE(client_->Hello());
-  }
-
-  const Machine machine_{2};
-  const TempFolder folder_;
-  const TempFolder link_;
-  Keeper keeper_;
-  const Plugin plugin_{link_.path(), [this](int socket, int) { keeper_.Talk(socket); }};
-  std::optional<BrokerProcess> broker_;
-  std::optional<RawClient> client_;
-};
-
-TEST_F(GpusOfAKeeper, TheOtherGpuGoesOnIfOneIsLost) {
-  Start();
-  keeper_.SayHealthOf(1, true);
+TEST_F(GpusTest, TheOtherGpuGoesOnIfOneIsLost) {
+  const TempFolder link;
+  std::atomic<int> linked = -1;
+  const Plugin plugin(link.path(), [&](int socket, int) {
+    Plugin::Say(socket, LinkKind::kWelcome, WelcomeTo(1));
+    SayGpu(socket, 1, UuidOf(1));
+    Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+    linked = socket;
+    ReadToTheEnd(socket);
+  });
+  Start(kWeightsOnEach, {"--link", link.path(), "--start-timeout-ms", "5000"});
+  ASSERT_TRUE(Eventually([&] { return linked >= 0; }));
+  SayHealth(linked, 1, true);
   ASSERT_TRUE(broker_->WaitForLog(Concat("gpu-unhealthy gpu=", UuidText(1)))) << broker_->log();
   EXPECT_EQ(Gpus(&*client_)->entries[0].lost, 0U);
   EXPECT_EQ(Gpus(&*client_)->entries[1].lost, 1U);
@@ -439,37 +341,15 @@ TEST_F(GpusOfAKeeper, TheOtherGpuGoesOnIfOneIsLost) {
   EXPECT_TRUE(client_->Create("on-0", 2 * kMiB, OnGpu(0)));
   EXPECT_TRUE(MakePage(&*client_, "page"));
 
-  keeper_.SayHealthOf(0, true);
+  SayHealth(linked, 0, true);
   ASSERT_TRUE(broker_->WaitForLog(Concat("gpu-unhealthy gpu=", UuidText(0))));
   EXPECT_EQ(CodeOf(AttachOn(&*client_, "weights-0", 0)), As(Code::kDeviceLost));
   EXPECT_EQ(CodeOf(MakePage(&*client_, "page-2")), As(Code::kDeviceLost));
-  keeper_.SayHealthOf(1, false);
+  SayHealth(linked, 1, false);
   ASSERT_TRUE(broker_->WaitForLog(Concat("gpu-healthy gpu=", UuidText(1))));
   EXPECT_TRUE(AttachOn(&*client_, "weights-1", 1));
   EXPECT_TRUE(MakePage(&*client_, "page-2"));
-}
-
-TEST_F(GpusOfAKeeper, ASuccessorPutsEveryGenerationBackOnItsGpu) {
-  Start();
-  ASSERT_TRUE(client_->Create("made", 4 * kMiB, OnGpu(1)));
-  ASSERT_TRUE(Eventually([this] { return keeper_.GpusOf("made").size() == 1; }));
-  EXPECT_EQ(keeper_.GpusOf("made"), std::vector<uint32_t>{1});
-  EXPECT_EQ(keeper_.GpusOf("weights-0"), std::vector<uint32_t>{0});
-  EXPECT_EQ(keeper_.GpusOf("weights-1"), std::vector<uint32_t>{1});
-  const auto before = Gpus(&*client_);
-  ASSERT_TRUE(before);
-  broker_->Signal(SIGKILL);
-  broker_->WaitForEnd();
-  Start();
-  EXPECT_TRUE(broker_->WaitForLog("restored buffers=4 generations=4")) << broker_->log();
-  const auto after = Gpus(&*client_);
-  ASSERT_TRUE(after);
-  for (uint32_t gpu = 0; gpu < 2; ++gpu) {
-    EXPECT_EQ(after->entries[gpu].used_bytes, before->entries[gpu].used_bytes) << gpu;
-  }
-  EXPECT_TRUE(AttachOn(&*client_, "made", 1));
-  EXPECT_TRUE(AttachOn(&*client_, "weights-0", 0));
-  EXPECT_EQ(CodeOf(AttachOn(&*client_, "weights-1", 0)), As(Code::kDenied));
+  broker_.reset();  // The plugin's thread waits for its end.
 }
 
 // Goal: a plugin that was restarted must name the same GPUs. Method: the second connection names

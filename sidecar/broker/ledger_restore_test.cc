@@ -261,20 +261,6 @@ TEST_F(LedgerRestoreTest, ANameThatIsDeclaredAsSomethingElseIsMadeAnew) {
   EXPECT_FALSE(ledger_->IsPage("now-buffer"));
 }
 
-TEST_F(LedgerRestoreTest, NumbersGoOnAboveAllThatWereKept) {
-  const Grant made = Create(kApp, "made");
-  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
-  auto kept = keeper_.Dump();
-  kept.generations[0].stated.generation = kept.buffers[0].current = 5000;
-  kept.leases[0].generation = 5000;
-  kept.leases[0].lease_id = 70;
-  RestartWith(std::move(kept));
-  const Grant next = Create(kApp, "next");
-  EXPECT_GT(next.generation, 5000u);
-  EXPECT_GT(next.lease_id, 70u);
-  EXPECT_NE(made.generation, next.generation);
-}
-
 TEST_F(LedgerRestoreTest, WhoDiedMeanwhileIsMarkedAsDeclared) {
   Spec("marked");
   Spec("kept").on_writer_exit = config::OnWriterExit::kKeep;
@@ -294,18 +280,6 @@ TEST_F(LedgerRestoreTest, WhoDiedMeanwhileIsMarkedAsDeclared) {
   EXPECT_THAT(Restart().settled, Contains("dropped"));
   EXPECT_EQ(ledger_->StateOf("dropped"), std::nullopt);
   Create(kOther, "dropped");
-}
-
-TEST_F(LedgerRestoreTest, AHeldGenerationOfADeletedBufferStaysCounted) {
-  Create(kApp, "made", 0);
-  const Grant held = Attach(kOther, "made");
-  ASSERT_TRUE(ledger_->Delete(kApp, "made"));
-  const auto restored = Restart();
-  EXPECT_THAT(restored.dropped, IsEmpty());
-  EXPECT_EQ(restored.buffers, 0u);
-  EXPECT_EQ(ledger_->used_bytes(0), kPage);
-  EXPECT_TRUE(ledger_->Detach(kOther, held.lease_id));
-  EXPECT_EQ(ledger_->used_bytes(0), 0u);
 }
 
 // ---- loads
@@ -355,27 +329,6 @@ TEST_F(LedgerRestoreTest, WhoLoadsByItselfGoesOn) {
   Restart();
   ledger_->EndClient(kApp.id);
   EXPECT_EQ(ledger_->StateOf("made"), BufferState::kFailed);
-}
-
-// Goal: content survives the broker, for published and unpublished generations, and an empty
-// content is not an unknown one. A plugin that keeps no content statements returns what was loaded.
-TEST_F(LedgerRestoreTest, ContentIsKept) {
-  Spec("loaded");
-  Spec("empty");
-  Spec("unsaid");
-  MakeDeclared();
-  for (const auto& [name, bytes] : {std::pair("loaded", 7), {"empty", 0}}) {
-    const Grant writer = Attach(kApp, name, Access::kReadWrite);
-    ASSERT_TRUE(ledger_->SetContent(kApp, writer.lease_id, static_cast<uint64_t>(bytes), true));
-  }
-  const Grant made = Create(kApp, "made", kFlagAttach | kFlagUnpublished);
-  ASSERT_TRUE(ledger_->SetContent(kApp, made.lease_id, 9, true));
-  Restart();
-  EXPECT_EQ(Content("loaded"), 7u);
-  EXPECT_EQ(Content("empty"), 0u);
-  EXPECT_EQ(Content("unsaid"), kPage);
-  ASSERT_TRUE(ledger_->Publish(kApp, made.lease_id));
-  EXPECT_EQ(Content("made"), 9u);
 }
 
 // Regression: the death of a writer made content usable that had failed to load, or was still

@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "contract/limits.h"
 #include "platform/base/testing_code.h"
@@ -287,6 +285,9 @@ TEST_F(LedgerGpusTest, ADeclaredBufferIsOnItsGpuAndComesBackThereOnly) {
   spec.name = "third";
   spec.gpu = 2;
   EXPECT_EQ(CodeOf(ledger_.BeginDeclared(spec)), As(Code::kInvalidArgument));
+  const auto no_such = ledger_.BeginCreate(kApp, "third", kPage, Made(kApp), OnGpu(2));
+  ASSERT_EQ(CodeOf(no_such), As(Code::kInvalidArgument));
+  EXPECT_THAT(no_such.error().what(), HasSubstr("the pod has 2 GPUs, numbers 0 to 1"));
 }
 
 TEST_F(LedgerGpusTest, EachPoolHasItsOwnRoom) {
@@ -318,19 +319,6 @@ TEST_F(LedgerGpusTest, OffersHaveTheRoomOfTheirGpu) {
   ASSERT_TRUE(ledger_.Delete(kApp, "small"));
   EXPECT_TRUE(Offer("more", 0, kPage));
   EXPECT_EQ(ledger_.GpuOf("large"), 1U);
-}
-
-TEST_F(LedgerTest, DeletedMemoryStaysUntilItsLastLease) {
-  Create(kApp, "a");
-  const auto lease = Attach(kOther, "a");
-  ASSERT_TRUE(lease);
-  ASSERT_TRUE(ledger_.Delete(kApp, "a"));
-  EXPECT_TRUE(ledger_.TakeFreed().empty());
-  EXPECT_EQ(ledger_.used_bytes(0), kPage);
-  Create(kApp, "a");  // The name is free at once.
-  ASSERT_TRUE(ledger_.Detach(kOther, lease->lease_id));
-  EXPECT_EQ(ledger_.TakeFreed().size(), 1u);
-  EXPECT_EQ(ledger_.used_bytes(0), kPage);
 }
 
 TEST_F(LedgerTest, ReplaceMovesTheGenerationAndOldOnesAreStale) {
@@ -559,23 +547,6 @@ TEST_F(LedgerTest, ACuIpcOfferEndsWithItsClient) {
 }
 
 // ---- the end of a client
-
-TEST_F(LedgerTest, ADeadWriterMarksKeepsOrDropsAsDeclared) {
-  for (const auto& [policy, state] :
-       {std::pair{config::OnWriterExit::kMark, std::optional(BufferState::kWriterDied)},
-        std::pair{config::OnWriterExit::kKeep, std::optional(BufferState::kReady)},
-        std::pair{config::OnWriterExit::kDrop, std::optional<BufferState>()}}) {
-    const std::string name(config::OnWriterExitName(policy));
-    config::BufferSpec spec = Spec(name);
-    spec.on_writer_exit = policy;
-    Declare(spec);
-    ASSERT_TRUE(Attach(kApp, name, Access::kReadWrite));
-    ASSERT_TRUE(Attach(kApp, name));
-    ledger_.EndClient(kApp.id);
-    EXPECT_EQ(Shown(name), state) << name;
-  }
-  EXPECT_EQ(AttachCode(kOther, "mark"), kOk) << "its bytes can still be read";
-}
 
 // Regression: once its writer's death had dropped a declared name, every container could make it
 // again and so escape the access list.

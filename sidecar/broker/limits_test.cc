@@ -2,21 +2,18 @@
 // is given, and no container takes what the others need. Method: the real broker, filled to its
 // limits, and a hand-made plugin.
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <set>
-#include <thread>
 
 #include "contract/limits.h"
 #include "contract/protocol/link.h"
 #include "sidecar/broker/testing/broker_process.h"
+#include "sidecar/broker/testing/fake_plugin.h"
 #include "sidecar/broker/testing/raw_client.h"
 
 namespace gpushm::broker::testing {
@@ -41,13 +38,13 @@ constexpr int As(Code code) { return static_cast<int>(code); }
 class CountingPlugin {
  public:
   CountingPlugin(const std::string& folder, const std::array<uint8_t, 16>& gpu)
-      : listener_(*protocol::Listen(folder + "/" + protocol::kLinkSocketName, 0666)),
-        thread_([this, gpu] { Run(gpu); }) {}
-  ~CountingPlugin() {
-    stop_ = true;
-    shutdown(listener_.get(), SHUT_RDWR);
-    thread_.join();
-  }
+      : plugin_(folder, [this, gpu](int socket, int connection) {
+          connections_ = connection;
+          Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
+          if (connection == 1) Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
+          Count(socket, connection);
+        }) {}
+  ~CountingPlugin() { stop_ = true; }
 
   // Ends the connection. Returns true once a later connection was told everything.
   bool Restart(int wait_ms) {
@@ -61,67 +58,30 @@ class CountingPlugin {
   size_t leases() const { return leases_; }
 
  private:
-  void Run(const std::array<uint8_t, 16>& gpu) {
-    while (!stop_) {
-      pollfd poller{.fd = listener_.get(), .events = POLLIN, .revents = 0};
-      poll(&poller, 1, 1000);
-      const UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!socket) continue;
-      ++connections_;
-      Serve(socket.get(), gpu);
-    }
-  }
-  void Serve(int socket, const std::array<uint8_t, 16>& gpu) {
+  void Count(int socket, int connection) {
     protocol::Message message;
-    if (!protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) return;
-    const auto hello = protocol::ParseLink<protocol::LinkHello>(message.span());
-    protocol::LinkWelcome welcome{};
-    welcome.version = protocol::kLinkMaxVersion;
-    welcome.gpu_uuid = gpu;
-    welcome.pool_bytes = uint64_t{256} << 20;
-    welcome.allocation = protocol::ToNameField("m0000");
-    Say(socket, LinkKind::kWelcome, welcome);
-    if (hello && hello->want_kept == 1) Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
     std::set<uint64_t> leases;
     while (!stop_ && !restart_.exchange(false)) {
-      const Result<bool> received = protocol::TryReceive(socket, &message);
-      if (!received) return;
-      if (!*received) {
-        pollfd poller{.fd = socket, .events = POLLIN, .revents = 0};
-        poll(&poller, 1, 5);
-        continue;
-      }
+      const auto received = protocol::Receive(socket, &message, Deadline::AfterMs(5));
+      if (!received && received.error().code() != Code::kTimeout) return;
+      if (!received) continue;
       const auto kind = static_cast<LinkKind>(protocol::ParseLinkHeader(message.span())->kind);
       if (kind == LinkKind::kLease) {
         leases.insert(protocol::ParseLink<protocol::LinkLease>(message.span())->lease_id);
       }
       if (kind != LinkKind::kEnd) continue;
       leases_ = leases.size();
-      told_ = connections_.load();
+      told_ = connection;
     }
   }
-  template <typename Body>
-  static void Say(int socket, LinkKind kind, const Body& body) {
-    protocol::Buffer bytes;
-    const size_t size = protocol::EncodeLink(kind, body, &bytes);
-    [[maybe_unused]] const auto sent =
-        protocol::Send(socket, {bytes.data(), size}, {}, Deadline::AfterMs(kSoonMs));
-  }
 
-  UniqueFd listener_;
   std::atomic<bool> stop_ = false;
   std::atomic<bool> restart_ = false;
   std::atomic<int> connections_ = 0;
   std::atomic<int> told_ = 0;  // The last connection that was told everything.
   std::atomic<size_t> leases_ = 0;
-  std::thread thread_;
+  Plugin plugin_;
 };
-
-std::array<uint8_t, 16> SomeGpu() {
-  const TempFolder folder;
-  const BrokerProcess broker(folder.path(), TwoContainers());
-  return RawClient(broker.Socket("app")).Hello()->gpu_uuid;
-}
 
 // VmRSS or VmHWM of a process, in KiB.
 size_t MemoryKib(pid_t pid, const std::string& field) {

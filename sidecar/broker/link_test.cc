@@ -17,12 +17,6 @@ namespace {
 using protocol::LinkKind;
 using ::testing::HasSubstr;
 
-std::array<uint8_t, 16> SomeGpu() {
-  const TempFolder folder;
-  const BrokerProcess broker(folder.path(), TwoContainers());
-  return RawClient(broker.Socket("app")).Hello()->gpu_uuid;
-}
-
 // A plugin that welcomes the broker, which has nothing to restore, and stays until it ends.
 Plugin::Talk Welcomes(const std::array<uint8_t, 16>& gpu) {
   return [gpu](int socket, int) {

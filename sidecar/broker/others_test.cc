@@ -27,12 +27,6 @@ constexpr char kBuffers[] =
     "buffers.gpushm.io/listed: {size: 2Mi, containers: [app]}\n"
     "gpushm.io/pool-extra: 8Mi\n";
 
-std::array<uint8_t, 16> SomeGpu() {
-  const TempFolder folder;
-  const BrokerProcess broker(folder.path(), TwoContainers());
-  return RawClient(broker.Socket("app")).Hello()->gpu_uuid;
-}
-
 class OthersTest : public ::testing::Test {
  protected:
   // Talks as a plugin of a claim; each connection gets a new socket at the same path, as from a
@@ -192,44 +186,6 @@ TEST_F(OthersTest, TheEndOfTheOwnerDoesNotWaitForThem) {
   EXPECT_THAT(broker_->log(), ::testing::Not(HasSubstr("drain-timeout")));
   const auto refused = other.Attach("shared");
   EXPECT_THAT(refused.error().ToString(), ::testing::Not(HasSubstr("shutting down")));
-}
-
-// Without the message, a broker serves its own pod alone.
-TEST(WithoutOthers, TheBrokerServesItsOwnPod) {
-  const TempFolder link;
-  const TempFolder folder;
-  const Plugin plugin(link.path(), [gpu = SomeGpu()](int socket, int) {
-    Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
-    Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
-    protocol::Message message;
-    while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
-    }
-  });
-  BrokerSettings settings;
-  settings.arguments = {"--link", link.path(), "--container", "app"};
-  settings.buffers = kBuffers;
-  const BrokerProcess broker(folder.path(), settings);
-  ASSERT_TRUE(broker.ready()) << broker.log();
-  EXPECT_THAT(broker.log(), ::testing::Not(HasSubstr("others-served")));
-}
-
-// Goal: the socket must come with its message.
-TEST(WithoutOthers, AMessageWithoutTheSocketIsAnError) {
-  const TempFolder link;
-  const TempFolder folder;
-  const Plugin plugin(link.path(), [gpu = SomeGpu()](int socket, int) {
-    Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
-    Plugin::Say(socket, LinkKind::kOthers, protocol::LinkOthers{});
-    protocol::Message message;
-    while (protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
-    }
-  });
-  BrokerSettings settings;
-  settings.arguments = {"--link", link.path(), "--container", "app", "--start-timeout-ms", "2000"};
-  settings.buffers = kBuffers;
-  BrokerProcess broker(folder.path(), settings);
-  EXPECT_EQ(broker.WaitForEnd(), 1);
-  EXPECT_THAT(broker.log(), HasSubstr("socket for other pods"));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Goal: pages of signals, barriers and rings obey the rules of buffers and their own: a reader
-// cannot write to one, host memory is limited, and the end of a
-// process ends its cells. Method: the real broker, and clients that speak the protocol by hand.
+// cannot write to one, host memory is limited, and the end of a process ends its cells. Method: the
+// real broker, and clients that speak the protocol by hand.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
@@ -140,49 +140,6 @@ TEST_F(PagesTest, GenerationsFollowEachOther) {
   EXPECT_EQ(Make(&client_, "ready", 4096, 0, first->generation).error().code(), Code::kStale);
 }
 
-TEST_F(PagesTest, AProcessThatEndsEndsItsCells) {
-  const auto made = Make(&client_, "many", signal::BytesFor(4, 0), protocol::kFlagWritersAll);
-  ASSERT_TRUE(made) << made.error().ToString();
-  const auto mapping =
-      MapSealed(client_.descriptors()[0], "page", 4096, limits::kPageBytes, Writers::kAll);
-  ASSERT_TRUE(mapping);
-  const signal::Page page =
-      signal::Page::Make(mapping->address(), mapping->bytes(), signal::Kind::kBarrier, 4, 0, {});
-  ASSERT_TRUE(signal::Claim(page.cell(0), made->lease_id, false));
-  ASSERT_TRUE(Publish(&client_, made->lease_id));
-  const std::string socket = broker_.Socket("app");
-  ClientProcess other([&] {
-    RawClient client(socket);
-    if (!client.Hello()) return 1;
-    const auto attached = client.Attach("many", 2);
-    if (!attached || !signal::Claim(page.cell(1), attached->lease_id, false)) return 2;
-    page.cell(1).value.store(6, std::memory_order_release);
-    return 0;
-  });
-  ASSERT_EQ(other.result(), 0);
-  other.Kill();
-  const auto later = signal::WaitUntil(page.cell(1), 7, Deadline::AfterMs(kLongMs));
-  ASSERT_FALSE(later);
-  EXPECT_EQ(later.error().code(), Code::kPeerDied);
-  EXPECT_EQ(signal::Read(page.cell(1)).state, signal::CellState::kDied);
-  EXPECT_EQ(signal::Read(page.cell(1)).value, 6U);
-  EXPECT_EQ(signal::Read(page.cell(0)).state, signal::CellState::kLive);
-  ASSERT_TRUE(client_.Detach(made->lease_id));
-  EXPECT_EQ(signal::Read(page.cell(0)).state, signal::CellState::kLeft);
-}
-
-// A page that its maker never wrote, or filled with garbage, harms only the processes that use it.
-TEST_F(PagesTest, APageOfRubbishEndsLikeAnyOther) {
-  const auto made = Make(&client_, "rubbish", 4096);
-  ASSERT_TRUE(made) << made.error().ToString();
-  const auto mapping = MapSealed(client_.descriptors()[0], "page", 4096, 4096, Writers::kAll);
-  ASSERT_TRUE(mapping) << mapping.error().ToString();
-  ASSERT_TRUE(Publish(&client_, made->lease_id));
-  std::memset(mapping->address(), 0xff, 4096);
-  ASSERT_TRUE(client_.Detach(made->lease_id));
-  EXPECT_TRUE(client_.Info());
-}
-
 // ---- alarms
 
 Result<protocol::AlarmReply> GetAlarm(RawClient* client, uint64_t lease) {
@@ -265,13 +222,17 @@ TEST_F(AlarmsTest, AListenerCannotHoldUpWhoRings) {
   EXPECT_TRUE(listener.Rings(kLongMs));
 }
 
+// A process that ends ends its own cells, and whoever waits for them.
 TEST_F(AlarmsTest, TheEndOfAParticipantRings) {
   const std::string socket = broker_.Socket("app");
+  ASSERT_TRUE(signal::Claim(page_->cell(1), lease_, false));
   ClientProcess writer([&] {
     RawClient client(socket);
     if (!client.Hello()) return 1;
     const auto attached = client.Attach("ring", 2);
-    return attached && signal::Claim(page_->cell(0), attached->lease_id, false) ? 0 : 2;
+    if (!attached || !signal::Claim(page_->cell(0), attached->lease_id, false)) return 2;
+    page_->cell(0).value.store(6, std::memory_order_release);
+    return 0;
   });
   ASSERT_EQ(writer.result(), 0);
   ASSERT_TRUE(GetAlarm(&other_, listener_lease_));
@@ -279,6 +240,10 @@ TEST_F(AlarmsTest, TheEndOfAParticipantRings) {
   writer.Kill();
   EXPECT_TRUE(listener.Rings(kLongMs));
   EXPECT_EQ(signal::Read(page_->cell(0)).state, signal::CellState::kDied);
+  EXPECT_EQ(signal::Read(page_->cell(0)).value, 6U);
+  EXPECT_EQ(signal::Read(page_->cell(1)).state, signal::CellState::kLive);
+  ASSERT_TRUE(client_.Detach(lease_));
+  EXPECT_EQ(signal::Read(page_->cell(1)).state, signal::CellState::kLeft);
 }
 
 TEST_F(AlarmsTest, TheNumberStaysWhileThePageDoes) {

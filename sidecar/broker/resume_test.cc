@@ -1,5 +1,6 @@
 // Goal: a client that lost its connection continues with what it held, and nobody else can. Method:
 // the real broker, and a hand-made client.
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -170,14 +171,19 @@ TEST_F(ResumeTest, AFullHouseCanComeBack) {
   struct Member {
     protocol::HelloReply hello;
     RawClient client;
+    uint64_t lease;
   };
   std::vector<Member> crowd;
   for (;;) {
     RawClient client = To();
     const auto hello = client.Hello();
-    if (!hello) break;
-    ASSERT_TRUE(client.Attach("weights"));
-    crowd.push_back({*hello, std::move(client)});
+    if (!hello) {
+      EXPECT_THAT(hello.error().ToString(), ::testing::HasSubstr("container \"app\""));
+      break;
+    }
+    const auto lease = client.Attach("weights");
+    ASSERT_TRUE(lease);
+    crowd.push_back({*hello, std::move(client), lease->lease_id});
   }
   ASSERT_GT(crowd.size(), 100u);
   RawClient watcher = To("other");
@@ -194,6 +200,9 @@ TEST_F(ResumeTest, AFullHouseCanComeBack) {
     EXPECT_EQ(back->resumed, 1u);
   }
   EXPECT_EQ(watcher.Info()->leases, crowd.size());
+  ASSERT_TRUE(crowd.back().client.Detach(crowd.back().lease));
+  crowd.pop_back();
+  EXPECT_TRUE(Eventually([&] { return To().Hello().has_value(); })) << "for somebody new";
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <iterator>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -39,27 +38,6 @@ std::vector<Denial> AnnotationDenials() {
        {{"buffer.gpushm.io/weights", "8Gi"}},
        keep,
        {"buffer.gpushm.io/weights", "unknown key", "buffers.gpushm.io/weights"}},
-      {"bad size", {{"buffers.gpushm.io/w", "8GB"}}, keep, {"buffers.gpushm.io/w", "8Gi"}},
-      {"no such container",
-       {{"buffers.gpushm.io/w", "{size: 1Gi, writers: [modle]}"}},
-       keep,
-       {"writers[0]", "no container \"modle\"", "\"model\""}},
-      {"typo in a signal's key",
-       {{"signal.gpushm.io/ready", ""}},
-       keep,
-       {"signal.gpushm.io/ready", "unknown key", "signals.gpushm.io/ready: \"\""}},
-      {"typo in a signal's map",
-       {{"signals.gpushm.io/ready", "{writer: [model]}"}},
-       keep,
-       {"signals.gpushm.io/ready", "writer", "nearest is writers", "'{writers: [model]}'"}},
-      {"a signal with a size",
-       {{"signals.gpushm.io/ready", "8Gi"}},
-       keep,
-       {"signals.gpushm.io/ready", "write nothing", "signals.gpushm.io/ready: \"\""}},
-      {"a buffer's name again",
-       {{"buffers.gpushm.io/w", "1Gi"}, {"signals.gpushm.io/w", ""}},
-       keep,
-       {"signals.gpushm.io/w", "buffers.gpushm.io/w", "signals.gpushm.io/w-ready"}},
       {"plain init container",
        {{"buffers.gpushm.io/w", "{size: 1Gi, containers: [fetch]}"}},
        [](Json& pod) { pod["spec"]["initContainers"] = {{{"name", "fetch"}}}; },

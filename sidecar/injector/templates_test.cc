@@ -138,11 +138,5 @@ TEST_F(ClaimsProcessTest, WithoutTheApiServerThePodIsDeniedInTime) {
   EXPECT_THAT(injector.Get("/metrics").second, HasSubstr("outcome=\"template\"} 1"));
 }
 
-TEST_F(ClaimsProcessTest, AWrongAddressIsToldAtTheStart) {
-  InjectorProcess injector(tls_.path(), {"--claims", "--api-server=nowhere:0"});
-  EXPECT_FALSE(injector.ready());
-  EXPECT_THAT(injector.Log(), HasSubstr("invalid address of the API server"));
-}
-
 }  // namespace
 }  // namespace gpushm::injector

@@ -18,8 +18,16 @@
 #include "contract/protocol/link.h"
 #include "platform/base/unique_fd.h"
 #include "sidecar/broker/testing/broker_process.h"
+#include "sidecar/broker/testing/raw_client.h"
 
 namespace gpushm::broker::testing {
+
+// The UUID of the simulated GPU 0, from a broker that has no plugin.
+inline std::array<uint8_t, 16> SomeGpu() {
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(), TwoContainers());
+  return RawClient(broker.Socket("app")).Hello()->gpu_uuid;
+}
 
 // Serves one connection after the other. The test decides what it sends after the greeting.
 class Plugin {
