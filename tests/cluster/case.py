@@ -166,6 +166,11 @@ class ClusterCase(unittest.TestCase):
         return self.wait_pod(name, lambda p: p["status"].get("phase") == phase, f"not {phase}",
                              seconds)
 
+    def wait_unschedulable(self, name):
+        self.wait_pod(name, lambda p: any(
+            c["type"] == "PodScheduled" and c.get("reason") == "Unschedulable"
+            for c in p["status"].get("conditions", [])), "is scheduled")
+
     def run_pod(self, thing):
         """Makes the pod and waits until it is ready."""
         self.create(thing)
@@ -186,6 +191,12 @@ class ClusterCase(unittest.TestCase):
     def container_ids(self, name):
         return {n: (s["containerID"], s["restartCount"])
                 for n, s in statuses(self.get_pod(name)).items()}
+
+    def fault(self, text):
+        """Of the simulated driver; by renaming, because processes read it meanwhile."""
+        part = self.cluster.cards / "faults.part"
+        part.write_text(text)
+        part.rename(self.cluster.cards / "faults.yaml")
 
     # ------------------------------------------------------------ looking into them
 

@@ -1,11 +1,10 @@
 """The plugin with `allocation: dra` in the cluster, alone and by the chart."""
 
-import json
 import subprocess
 
 from case import is_ready
 from chart import SOURCE, Chart
-from plugin import NAMESPACE, Plugin, documents, with_lines
+from plugin import NAMESPACE, Plugin
 import settings
 
 DRIVER = "gpushm.io"
@@ -29,19 +28,8 @@ class DraPlugin(Plugin):
             env=self._cluster.environment(), check=True, capture_output=True, text=True).stdout
         text = self._cluster.kubectl("create", "--dry-run=client", "-o", "json", "-f", "-",
                                      input=rendered)
-        things = [thing for document in documents(text) for thing in document]
-        for thing in things:
-            if thing["kind"] == "ConfigMap":
-                self._config = with_lines(thing["data"]["plugin.yaml"],
-                                          f"driver-root: {self._cluster.driver}\n")
-                thing["data"]["plugin.yaml"] = with_lines(self._config, config)
-            if thing["kind"] == "DaemonSet":
-                self._simulate(thing["spec"]["template"]["spec"])
         self._api.ensure_namespace(NAMESPACE, {"pod-security.kubernetes.io/enforce": "privileged"})
-        self._cluster.kubectl("label", "--overwrite", "node", settings.NODE_NAME,
-                              "gpushm.io/gpu=true")
-        self._things = json.dumps({"apiVersion": "v1", "kind": "List", "items": things})
-        self._cluster.kubectl("apply", "-f", "-", input=self._things)
+        self._things = self._apply(text, config)
         self.wait_serving()
 
     def slices(self):
@@ -50,8 +38,7 @@ class DraPlugin(Plugin):
     def wait_serving(self, *_):
         self._api.wait("ResourceSlice", None, lambda _: self.slices(), TIMEOUT_S, lambda _: (
             f"no slices: {self._state(self._api.list('Pod', NAMESPACE))}"))
-        self._api.wait("Pod", NAMESPACE, lambda pods: any(map(is_ready, pods.values())), TIMEOUT_S,
-                       lambda pods: f"the plugin is not ready: {self._state(pods.values())}")
+        self._wait_ready()
 
     def kill(self):
         """Kills it; returns when another one is ready."""

@@ -37,6 +37,12 @@ class Plugin:
         """`config`: more lines for its file. Returns when the node has its resources."""
         text = self._cluster.kubectl("create", "--dry-run=client", "-o", "json", "-f",
                                      str(MANIFEST))
+        self._apply(text, config, image)
+        self.wait_serving()
+
+    def _apply(self, text, config, image=None):
+        """Makes what kubectl printed, on the simulated driver, with more lines for the plugin's file.
+        Returns it."""
         things = [thing for document in documents(text) for thing in document]
         for thing in things:
             if thing["kind"] == "ConfigMap":
@@ -49,9 +55,9 @@ class Plugin:
                     thing["spec"]["template"]["spec"]["containers"][0]["image"] = image
         self._cluster.kubectl("label", "--overwrite", "node", settings.NODE_NAME,
                               "gpushm.io/gpu=true")
-        self._cluster.kubectl("apply", "-f", "-", input=json.dumps(
-            {"apiVersion": "v1", "kind": "List", "items": things}))
-        self.wait_serving()
+        made = json.dumps({"apiVersion": "v1", "kind": "List", "items": things})
+        self._cluster.kubectl("apply", "-f", "-", input=made)
+        return made
 
     def end(self):
         self._api.remove_namespace(NAMESPACE)
@@ -158,11 +164,11 @@ class Plugin:
             return wanted.items() <= nodes[settings.NODE_NAME]["status"]["allocatable"].items()
 
         self._api.wait("Node", None, serves, TIMEOUT_S, self._why_not)
-        self._api.wait(
-            "Pod", NAMESPACE, lambda pods: any(
-                c["type"] == "Ready" and c["status"] == "True"
-                for p in pods.values() for c in p["status"].get("conditions", [])),
-            TIMEOUT_S, lambda pods: f"the plugin is not ready: {self._state(pods.values())}")
+        self._wait_ready()
+
+    def _wait_ready(self):
+        self._api.wait("Pod", NAMESPACE, lambda pods: any(map(is_ready, pods.values())), TIMEOUT_S,
+                       lambda pods: f"the plugin is not ready: {self._state(pods.values())}")
 
     def _why_not(self, nodes):
         have = {name: count for name, count in

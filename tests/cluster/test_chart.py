@@ -11,7 +11,6 @@ import tempfile
 
 from api import Refused
 from case import container, is_ready, pod, shell, statuses
-from certificates import Authority
 from chart import RELEASE, ROOT
 from chart_case import (INJECTORS, MORE_VALUES, SMALL, WEIGHTS, ChartCase, annotated, installed_with,
                         workload)
@@ -303,32 +302,6 @@ class WebhookTest(ChartCase):
             for name in injectors), 1)
         self.run_pod(annotated(pod("after", container("a")), SMALL))
         self.assertEqual(self.injectors(), injectors)
-
-    def test_a_given_certificate_is_served(self):
-        """Goal: certificates.mode `secret`, and the return to Helm's. Method: the API server trusts
-        only a CA made here, and replicas with Helm's certificate have ended."""
-        def admitted(name):
-            made = self.run_pod(annotated(pod(name, container("a")), SMALL))
-            self.assertEqual(made["spec"]["initContainers"][0]["name"], "gpushm")
-
-        with tempfile.TemporaryDirectory() as folder:
-            authority = Authority(folder, "given-ca")
-            certificate, key = authority.sign()
-            self.cluster.kubectl("create", "secret", "tls", "given", "-n", NAMESPACE, "--cert",
-                                 certificate, "--key", key)
-            bundle = base64.b64encode(authority.pem.encode()).decode()
-        try:
-            self.chart.install(**{"certificates.mode": "secret",
-                                  "certificates.secret.name": "given",
-                                  "certificates.secret.caBundle": bundle})
-            self.wait_former_injectors_end()
-            self.assertIsNone(self.api.get("Secret", self.HELMS, NAMESPACE))
-            admitted("given")
-        finally:
-            self.chart.install()
-            self.api.delete("Secret", "given", NAMESPACE)
-        self.wait_former_injectors_end()
-        admitted("helms")
 
 
 class ApplyWarningsTest(ChartCase):

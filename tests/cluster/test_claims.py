@@ -7,7 +7,7 @@ import time
 
 from case import container, is_ready, pod, statuses
 from chart import ROOT
-from chart_case import SMALL, WEIGHTS, ChartCase, annotated, holder
+from chart_case import WEIGHTS, ChartCase, annotated, holder
 from dra_plugin import ClaimsChart
 from plugin import NAMESPACE, documents
 from processes import wait_until
@@ -36,11 +36,6 @@ class ClaimsCase(ChartCase):
     def templates(self):
         return {t["metadata"]["name"]: t
                 for t in self.api.list("ResourceClaimTemplate", self.namespace)}
-
-    def wait_unschedulable(self, name):
-        self.wait_pod(name, lambda p: any(
-            c["type"] == "PodScheduled" and c.get("reason") == "Unschedulable"
-            for c in p["status"].get("conditions", [])), "is scheduled")
 
     def gpu_of(self, name):
         """The devices of the pod's claim, in the order of its results."""
@@ -120,15 +115,6 @@ class ClaimsTest(ClaimsCase):
         self.create(sized("extended", 1))
         self.wait_unschedulable("extended")  # This node has no extended resources.
         self.run_pod(sized("claimed", 1, allocation="dra"))
-
-    def test_mps_is_as_with_the_device_plugin(self):
-        made = annotated(pod("mps", container("a"), container("b")),
-                         {**SMALL, "gpushm.io/mps": "true"})
-        made["spec"]["securityContext"]["runAsUser"] = 1000
-        self.run_pod(made)
-        self.share("mps")
-        state = json.loads(self.execute("mps", "a", "cat", "/run/gpushm-mps/state.json"))
-        self.assertEqual(state["state"], "ready")
 
     def test_the_injector_may_make_only_its_own_templates(self):
         other = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",

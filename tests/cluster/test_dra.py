@@ -6,10 +6,9 @@ import pathlib
 import re
 import ssl
 
-from case import ClusterCase, container, pod, statuses
+from case import ClusterCase, pod, statuses
 from dra_plugin import CLASS, DRIVER, DraPlugin
 from gpu_pods import sidecar, user
-from processes import wait_until
 import settings
 
 
@@ -57,15 +56,6 @@ class DraTest(ClusterCase):
         self.cluster.kubectl("apply", "-n", self.namespace, "-f", "-",
                              input=json.dumps(template("seven", "7Gi")))
 
-    def wait_unschedulable(self, name):
-        self.wait_pod(name, lambda p: any(
-            c["type"] == "PodScheduled" and c.get("reason") == "Unschedulable"
-            for c in p["status"].get("conditions", [])), "is scheduled")
-
-    def wait_released(self):
-        wait_until(lambda: f"not released: {self.plugin.specs()}, {self.plugin.links()}", 60,
-                   lambda: not self.plugin.specs() and not self.plugin.links(), 0.1)
-
     def claim_of(self, pod_name):
         """namespace/name of the pod's claim, as the plugin's log has it."""
         status = self.get_pod(pod_name)["status"]["resourceClaimStatuses"][0]
@@ -78,38 +68,6 @@ class DraTest(ClusterCase):
         self.assertEqual(device["attributes"]["uuid"]["string"], settings.gpu_uuid(0))
         self.assertEqual(device["capacity"]["memory"]["value"], f"{settings.GPU_GIB - 1}Gi")
         self.assertTrue(device["allowMultipleAllocations"])
-
-    def test_a_third_pod_waits_and_starts_when_one_ends(self):
-        self.create(claim_pod("one", "seven"), claim_pod("two", "seven"))
-        self.wait_ready("one", "two")
-        self.create(claim_pod("three", "seven"))
-        self.wait_unschedulable("three")
-        self.delete_pods("one")
-        self.wait_ready("three")
-        self.delete_pods("two", "three")
-        self.wait_released()
-
-    def test_containers_share_buffers_and_the_sidecar_alone_has_the_link(self):
-        self.run_pod(claim_pod("pair", "seven", ("a", "b")))
-        for name in ("a", "b"):
-            self.assertIn("data", self.execute("pair", name, "gpushmctl", "ls"))
-            self.assertNotIn("/run/gpushm-link", self.mounts("pair", name))
-        self.assertIn("/run/gpushm-link", self.mounts("pair", "gpushm"))
-        self.delete_pods("pair")
-        self.wait_released()
-
-    def mounts(self, pod_name, name):
-        """Mount points of a running container, whose image may have no program to list them."""
-        status = statuses(self.get_pod(pod_name))[name]
-        process = self.cluster.process_of_container(status["containerID"])
-        lines = pathlib.Path(f"/proc/{process.pid}/mountinfo").read_text().splitlines()
-        return [line.split()[4] for line in lines]
-
-    def fault(self, text):
-        """Of the simulated driver; by renaming, because processes read it meanwhile."""
-        part = self.cluster.cards / "faults.part"
-        part.write_text(text)
-        part.rename(self.cluster.cards / "faults.yaml")
 
     def wait_health(self, name, wanted):
         """Returns the kubelet's message for the request `app` of container a, when that is so."""
@@ -141,7 +99,7 @@ class DraTest(ClusterCase):
         self.wait_health("pod", "Healthy")
         self.assertEqual(self.container_ids("pod"), before)
         self.delete_pods("pod")
-        self.wait_released()
+        self.plugin.wait_released()
 
     def test_memory_of_a_pod_that_was_deleted_by_force_is_not_given_twice(self):
         """The scheduler gives the memory away at once; the plugin waits for the first pod's end."""
@@ -166,7 +124,7 @@ class DraTest(ClusterCase):
         self.run_pod(claim_pod("next", "seven"))
         self.assertEqual(self.container_ids("stays"), before)
         self.delete_pods("stays", "next")
-        self.wait_released()
+        self.plugin.wait_released()
 
     def test_a_plugin_that_was_killed_takes_its_claims_over(self):
         self.run_pod(claim_pod("stays", "seven"))
@@ -188,27 +146,7 @@ class DraTest(ClusterCase):
         self.run_pod(claim_pod("next", "seven"))
         self.assertEqual(self.container_ids("stays"), before)
         self.delete_pods("stays", "next")
-        self.wait_released()
-
-    def test_two_pods_of_one_claim_take_its_memory_once(self):
-        """The second pod has no broker. Its claim outlives the first pod, and ends with the last."""
-        claim = template("weights", "12Gi")
-        claim = {**claim, "kind": "ResourceClaim", "spec": claim["spec"]["spec"]}
-        self.cluster.kubectl("apply", "-n", self.namespace, "-f", "-", input=json.dumps(claim))
-        reference = [{"name": "gpushm", "resourceClaimName": "weights"}]
-        owner = claim_pod("owner", "weights")
-        owner["spec"]["resourceClaims"] = reference
-        guest = pod("guest", claimed(container("a"), "app"), resourceClaims=reference)
-        self.create(owner, guest)
-        self.wait_ready("owner", "guest")
-        specs = self.plugin.specs()
-        self.assertEqual(len(specs), 1)
-        self.delete_pods("owner")
-        self.assertEqual(self.plugin.specs(), specs)
-        self.create(claim_pod("other", "seven"))
-        self.wait_unschedulable("other")
-        self.delete_pods("guest")
-        self.wait_ready("other")
+        self.plugin.wait_released()
 
     def test_a_plugin_may_write_only_its_own_nodes_slices(self):
         """An admission policy of the chart: the token of the plugin's pod names its node."""

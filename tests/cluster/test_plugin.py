@@ -5,11 +5,9 @@ import re
 import subprocess
 import time
 
-from case import (ClusterCase, RESTRICTED, container, describe_all, is_ready, pod, replica_set,
-                  statuses)
+from case import ClusterCase, container, describe_all, is_ready, pod, replica_set, statuses
 from gpu_pods import gpu_pod, user
 from plugin import ATTACH, EXCLUSIVE, MEMORY, NAMESPACE, TOKENS, UNITS, UNITS_OF_GPU, Plugin
-from processes import wait_until
 from settings import GPUS, NODE_NAME, gpu_uuid
 
 NO_SIDECAR = (r"no container of pod \S+/alone requests gpushm\.io/memory: "
@@ -129,16 +127,6 @@ class NeighbourTest(PluginCase):
         self.plugin.kill()
         self.plugin.wait_serving()
 
-    def test_gpu_that_another_plugin_offers_first_is_left_to_it(self):
-        """Method: the other plugin is there before gpushm's starts."""
-        self.start_other_plugin("nvidia.com/gpu", gpu_uuid(0) + "::0", gpu_uuid(0) + "::1")
-        self.plugin.replace(units=self.UNITS, tokens=self.TOKENS)
-        self.assertIn(f"gpu-taken gpu={gpu_uuid(0)} by=nvidia.com/gpu", self.plugin.log())
-        names = [f"pod{number}" for number in range(GPUS - 1)]
-        for name in names:
-            self.run_pod(gpu_pod(name, units=UNITS_OF_GPU))
-        self.assertNotIn(gpu_uuid(0), {self.gpu_of(name, "a") for name in names})
-
     def test_gpu_that_another_plugin_begins_to_offer_takes_nobody_new(self):
         """Method: a pod runs. Then the other plugin comes and offers the GPU of that pod, which has
         room for more."""
@@ -194,57 +182,6 @@ class WhoseGpuTest(PluginCase):
                          {drained: "a fan is loud"})
         self.gpus("undrain", drained)
         self.plugin.wait_serving()
-
-    def test_namespaces_have_gpus_of_their_own_if_told_so(self):
-        """Method: a pod of one namespace, and another namespace that fills the other GPUs."""
-        self.addCleanup(self.plugin.configure, "")
-        self.plugin.configure("binding: {tenancy: namespace}\n")
-        other = self.make_namespace(f"{self.namespace}-other", RESTRICTED)
-
-        def wait_ready(*names):
-            self.api.wait("Pod", other, lambda pods: all(is_ready(pods.get(n, {})) for n in names), 90,
-                          lambda pods: f"{names}: {describe_all(pods)}")
-
-        self.run_pod(gpu_pod("one"))
-        names = [f"tenant{number}" for number in range(GPUS - 1)]
-        for name in names:
-            self.api.create(gpu_pod(name, units=UNITS_OF_GPU), other)
-        wait_ready(*names)
-        self.api.create(gpu_pod("late"), other)
-        wait_until(lambda: self.events_text(other), 60, lambda: (
-            f"has pods of namespace {self.namespace} (binding.tenancy: namespace)"
-            in self.events_text(other)))
-        self.delete_pods("one")
-        wait_ready("late")
-
-
-    def test_a_pod_can_have_its_gpu_alone(self):
-        """Goal: nobody joins it, also over the plugin's end, and the scheduler counts with that."""
-        self.create(gpu_pod("shares"))
-        self.wait_ready("shares")
-        self.plugin.wait_serving(exclusive=GPUS - 1)
-        self.run_pod(gpu_pod("alone", exclusive=1))
-        taken = self.gpu_of("alone", "a")
-        self.assertNotEqual(self.gpu_of("shares", "a"), taken)
-        self.assertEqual({uuid: gpu["exclusive_to"] for uuid, gpu in self.gpus("ls").items()
-                          if gpu["exclusive_to"]}, {taken: f"{self.namespace}/alone"})
-        left = {"units": UNITS - UNITS_OF_GPU + 1, "tokens": TOKENS - TOKENS // GPUS + 1,
-                "exclusive": GPUS - 1}
-        self.plugin.wait_serving(**left)
-        self.plugin.kill()
-        self.plugin.wait_serving(**left)
-        self.create(gpu_pod("joins", units=UNITS_OF_GPU))
-        self.wait_ready("joins")
-        self.assertNotEqual(self.gpu_of("joins", "a"), taken)
-        self.delete_pods("alone", "shares", "joins")
-        self.plugin.wait_released()
-        self.plugin.wait_serving(exclusive=GPUS)
-
-    def test_only_a_sidecar_can_ask_for_a_gpu_of_its_own(self):
-        wrong = gpu_pod("wrong")
-        wrong["spec"]["containers"][0]["resources"]["limits"][EXCLUSIVE] = "1"
-        self.create(wrong)
-        self.wait_event("wrong", "requests gpushm.io/exclusive without gpushm.io/memory")
 
 
 class AdvertisingTest(PluginCase):

@@ -3,7 +3,6 @@
 
 import json
 import re
-import unittest
 
 from case import container, describe, is_ready, replica_set, statuses
 from gpu_pods import gpu_pod, user
@@ -135,19 +134,6 @@ class LostPodsTest(PluginCase):
             self.assert_lost(name)
 
 
-class BrokerTest(PluginCase):
-
-    def test_killed_broker_finds_its_buffers_again(self):
-        """Method: killed from outside; what was written before is read afterwards."""
-        self.run_pod(gpu_pod("pair", users=["a", "b"]))
-        self.fill("pair", "data", TEXT, "a")
-        identity = statuses(self.get_pod("pair"))["gpushm"]["containerID"]
-        self.cluster.process_of_container(identity).end(0)
-        self.wait_pod("pair", lambda p: statuses(p)["gpushm"]["restartCount"] == 1 and is_ready(p),
-                      "sidecar not restarted")
-        self.assertEqual(self.read("pair", "data", len(TEXT), "b"), TEXT)
-
-
 class ContainerdWithoutCdiTest(PluginCase):
 
     def test_nothing_starts_unbound(self):
@@ -162,11 +148,6 @@ class ContainerdWithoutCdiTest(PluginCase):
 
 
 class HealthTest(PluginCase):
-
-    def fault(self, text):
-        part = self.cluster.cards / "faults.part"
-        part.write_text(text)
-        part.rename(self.cluster.cards / "faults.yaml")
 
     def test_lost_gpu_is_not_offered_until_it_is_back(self):
         """Goal: new pods go elsewhere; everything is advertised again when the GPU is back."""

@@ -23,7 +23,6 @@ class WebhookTest(ClaimsCase, test_chart.WebhookTest):
     test_a_pod_gets_a_gpu_alone_by_its_annotation = None  # ClaimsTest has it.
     # The certificate is the same, whatever the webhook writes.
     test_a_renewed_certificate_is_served_without_a_restart = None
-    test_a_given_certificate_is_served = None
 
 
 class UpgradeTest(ClaimsCase, test_chart.UpgradeTest):

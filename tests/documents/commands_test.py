@@ -1,13 +1,11 @@
 """Tests of what finds and runs the commands of documents, and of the checks of documents."""
 
-import os
 import pathlib
-import signal
 import tempfile
 import unittest
 
 import commands
-from markdown_file import MarkdownFile, Unclosed, slug
+from markdown_file import MarkdownFile, Unclosed
 
 
 def blocks_of(text):
@@ -73,11 +71,11 @@ class ShellTest(unittest.TestCase):
         self.addCleanup(shell.close)
         return shell
 
-    def failure(self, text, deadline_s=20):
+    def failure(self, text):
         shell = self.shell(text)
         with self.assertRaises(commands.Failure) as caught:
             for number in range(len(shell.blocks)):
-                shell.wait_for(number, deadline_s)
+                shell.wait_for(number, 20)
         return caught.exception
 
     def test_blocks_share_one_shell_in_the_root(self):
@@ -95,65 +93,15 @@ class ShellTest(unittest.TestCase):
         self.assertIn("before\ncat: missing", failure.output)
         self.assertNotIn("after", failure.output)
 
-    def test_what_bash_itself_reports_has_the_documents_line(self):
-        failure = self.failure("# A\n<!-- run -->\n```sh\ntrue\nno-such-program\n```\n")
-        self.assertEqual(failure.line, 5)
-        self.assertIn("docs_a.md.0: line 5: no-such-program", failure.output)
-
-    def test_the_second_block_does_not_run_after_a_failure(self):
-        self.failure("<!-- run -->\n```sh\nfalse\n```\n<!-- run -->\n```sh\ntouch ran\n```\n")
-        self.assertFalse((self.root / "ran").exists())
-
     def test_exit_is_not_success(self):
         self.assertIn("ends the shell", self.failure("<!-- run -->\n```sh\nexit 0\n```\n").reason)
-
-    def test_a_block_has_a_deadline(self):
-        self.assertIn("still run after 0.2 s",
-                      self.failure("<!-- run -->\n```sh\nsleep 60\n```\n", 0.2).reason)
-
-    def test_what_is_left_running_is_killed(self):
-        shell = self.shell("<!-- run -->\n```sh\nsleep 600 &\necho $! >pid\n"
-                           "(trap '' TERM; : >ignores; while :; do sleep 600; done) &\n"
-                           "until [ -e ignores ]; do :; done\n```\n")
-        shell.wait_for(0, 20)
-        left = int((self.root / "pid").read_text())
-        os.kill(left, 0)
-        grace, commands.GRACE_S = commands.GRACE_S, 1
-        shell.close()
-        commands.GRACE_S = grace
-        self.assertTrue(gone(shell.process.pid))
 
     def test_a_process_in_the_background_does_not_hide_a_failure(self):
         failure = self.failure("<!-- run -->\n```sh\nsleep 600 &\nfalse\n```\n")
         self.assertEqual(failure.line, 4)
 
 
-def gone(group):
-    """Whether no process of the group runs; zombies wait only for somebody to collect them."""
-    for entry in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == group and fields[0] not in "ZX":
-            try:
-                os.kill(int(entry.parent.name), signal.SIGKILL)
-            finally:
-                return False
-    return True
-
-
-class SlugTest(unittest.TestCase):
-    def test_is_githubs(self):
-        for heading, anchor in {
-                "Who holds which bytes": "who-holds-which-bytes",
-                "`gpushm.io/pool-extra` & more": "gpushmiopool-extra--more",
-                "Allocatable is 0, or missing": "allocatable-is-0-or-missing",
-                "The *end* of a_name": "the-end-of-a_name",
-                "[CDI](a.md) in C++23": "cdi-in-c23",
-        }.items():
-            self.assertEqual(slug(heading), anchor)
-
+class AnchorTest(unittest.TestCase):
     def test_headings_in_blocks_are_none(self):
         document = MarkdownFile("# A\n```sh\n# b\n```\n## A\n<a id=\"x\"></a>\n")
         self.assertEqual(document.anchors(), {"a": 2, "x": 1})

@@ -8,7 +8,6 @@ POD = ("namespace", "pod")
 CONTAINER = (*POD, "container")
 BUFFER = (*POD, "buffer")
 GPU = ("instance", "gpu_uuid")
-TOLERANT = {}  # (uid, title): absolute tolerance.
 
 
 def each(name):

@@ -1,12 +1,11 @@
-"""run.py and page.py, with commands of the shell as platforms."""
+"""run.py, with commands of the shell as platforms."""
 
 import os
 import pathlib
 import tempfile
 import unittest
 
-import page
-from platforms import PLATFORMS, Platform
+from platforms import Platform
 import run
 
 RESULTS = """<testsuite name="cluster" tests="3">
@@ -53,13 +52,6 @@ class RunTest(unittest.TestCase):
         row = self.row(f"cat >{self.folder}/results.xml <<'X'\n{RESULTS % FAILED}\nX")
         self.assertEqual(row["result"], "no")
 
-    def test_without_cases_the_command_and_its_last_lines_are_the_reason(self):
-        row = self.row('echo "go: $VERSION: 403 Forbidden" >&2; exit 3',
-                       environment={"VERSION": "v9"})
-        self.assertEqual((row["result"], row["passed"]), ("no", None))
-        for part in ("exit status 3", "VERSION='v9' sh -c", "go: v9: 403 Forbidden"):
-            self.assertIn(part, row["why"])
-
     def test_what_cannot_be_prepared_is_not_tried(self):
         row = self.row(f"echo tried >{self.folder}/tried", prepare=("sh", "-c", "echo lacks go; exit 2"))
         self.assertEqual(row["why"], "exit status 2 of sh -c echo lacks go; exit 2: lacks go")
@@ -104,28 +96,6 @@ time.sleep(60)'; true""")
         self.assertFalse(run.is_done(None, "abc"))
         run.write(row)
         self.assertEqual(run.row_of("p"), row)
-
-
-class TableTest(unittest.TestCase):
-
-    def test_names_are_unique_and_modules_are_there(self):
-        names = [platform.name for platform in PLATFORMS]
-        self.assertEqual(len(names), len(set(names)))
-        here = pathlib.Path(run.__file__).parent
-        for platform in PLATFORMS:
-            for module in platform.environment.get("GPUSHM_CLUSTER_MODULES", "").split():
-                self.assertTrue((here / module / "go.mod").exists(), module)
-
-    def test_a_table_replaces_what_was_between_its_marks(self):
-        text = "a\n<!-- platforms -->\nold\n<!-- end of platforms -->\nb\n"
-        self.assertEqual(page.filled(text, ["new\n"]),
-                         "a\n<!-- platforms -->\nnew\n<!-- end of platforms -->\nb\n")
-
-    def test_each_platform_is_in_both_tables(self):
-        for table in (page.short_table(), page.long_table()):
-            text = "".join(table)
-            for platform in PLATFORMS:
-                self.assertIn(f"`{platform.name}`", text)
 
 
 if __name__ == "__main__":

@@ -57,12 +57,25 @@ def saved_image(name, content, architecture="amd64"):
                    "manifest.json": json.dumps(manifest).encode()})
 
 
-class MadeUpRelease(unittest.TestCase):
+class InFolder(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        os.environ["SOURCE_DATE_EPOCH"] = "1000000000"
         self.folder = pathlib.Path(folder.name)
+
+    def make_tools(self, *names):
+        """A folder for PATH, with these programs of this computer."""
+        tools = self.folder / "tools"
+        tools.mkdir()
+        for name in names:
+            (tools / name).symlink_to(shutil.which(name))
+        return tools
+
+
+class MadeUpRelease(InFolder):
+    def setUp(self):
+        super().setUp()
+        os.environ["SOURCE_DATE_EPOCH"] = "1000000000"
         self.dist = self.make("dist")
 
     def make(self, name):
@@ -161,13 +174,8 @@ class VerifyTest(MadeUpRelease):
                             "sbom.spdx.json does not name chart/new.tgz")
 
 
-class ChecksTest(unittest.TestCase):
+class ChecksTest(InFolder):
     """Single functions of verify."""
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
 
     def one(self, *words, **environment):
         return run(RELEASE / "verify", "--one", *words, work=str(self.folder), **environment)
@@ -253,12 +261,8 @@ class AssetsTest(MadeUpRelease):
 class MirrorTest(MadeUpRelease):
     def mirror(self, tool, digest):
         """Runs it from the release, with a stand-in for a tool that says `digest` of each image."""
-        tools = self.folder / "tools"
-        tools.mkdir()
-        script = self.dist / "mirror-images"
-        script.write_bytes((RELEASE / "mirror-images").read_bytes())
-        for name in ("bash", "cat", "dirname", "grep", "mktemp", "rm", "tar"):
-            (tools / name).symlink_to(run("which", name)[1].strip())
+        tools = self.make_tools("bash", "cat", "dirname", "grep", "mktemp", "rm", "tar")
+        script = shutil.copyfile(RELEASE / "mirror-images", self.dist / "mirror-images")
         if tool:
             (tools / tool).write_text(f"#!/bin/bash\necho \"{tool} $*\" >>{self.folder}/calls\n"
                                       f"case $1 in digest | inspect) {digest} ;; esac\n")
@@ -308,11 +312,8 @@ class PublishTest(MadeUpRelease):
 
     def publish(self, *arguments, says=None, lacks="", log=subprocess.PIPE):
         """Runs it with stand-ins for the tools that talk to a registry, which note how they are called."""
-        tools = self.folder / "tools"
-        tools.mkdir()
+        tools = self.make_tools("bash", "cat", "dirname", "grep", "tar", "tee")
         shutil.copyfile(RELEASE / "mirror-images", self.dist / "mirror-images")
-        for name in ("bash", "cat", "dirname", "grep", "tar", "tee"):
-            (tools / name).symlink_to(shutil.which(name))
         for name, answer in [("skopeo", says or MirrorTest.digest_from_list(self)), ("cosign", "")]:
             if name != lacks:
                 (tools / name).write_text(f"#!/bin/bash\necho \"{name} $*\" >>{self.folder}/calls\n{answer}\n")
@@ -429,27 +430,21 @@ class DebianTest(unittest.TestCase):
                               for name in ("gpushm-tools", "libgpushm-dev", "libgpushm0")})
 
 
-class PackagesTest(unittest.TestCase):
+class PackagesTest(InFolder):
     """The list of the distribution's packages that may be inside a release."""
 
     PARTS = [contents.Component("pkg:deb/debian/libc6@2.36-9?arch=amd64&distro=debian-12", {}),
              contents.Component("pkg:pypi/numpy@2.0", {})]
 
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = pathlib.Path(folder.name, "packages.txt")
-
-    def test_names_each_difference(self):
-        self.path.write_text("libc6 2.36-8 amd64\n")
-        self.assertEqual([*contents.drift(self.PARTS, self.path, False)],
+    def test_names_each_difference_until_it_is_recorded(self):
+        path = self.folder / "packages.txt"
+        path.write_text("libc6 2.36-8 amd64\n")
+        self.assertEqual([*contents.drift(self.PARTS, path, False)],
                          ["packages.txt does not have: libc6 2.36-9 amd64",
                           "not inside, but in packages.txt: libc6 2.36-8 amd64"])
-
-    def test_has_none_once_it_is_recorded(self):
-        self.assertEqual([*contents.drift(self.PARTS, self.path, True)], [])
-        self.assertEqual([*contents.drift(self.PARTS, self.path, False)], [])
-        self.assertEqual(self.path.read_text(), "libc6 2.36-9 amd64\n")
+        self.assertEqual([*contents.drift(self.PARTS, path, True)], [])
+        self.assertEqual([*contents.drift(self.PARTS, path, False)], [])
+        self.assertEqual(path.read_text(), "libc6 2.36-9 amd64\n")
 
 
 class NotesTest(unittest.TestCase):

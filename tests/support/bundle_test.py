@@ -277,6 +277,15 @@ class BundleTest(unittest.TestCase):
         self.assertIn("the API server does not answer", done.stderr)
         self.assertFalse(self.output.exists())
 
+    def test_a_wrong_word_is_refused_with_what_to_do(self):
+        self.kubectl()
+        for words in (("--pod", "../x"), ("--node", "a/../b"), ("--output", self.folder),
+                      ("--output", "/nowhere/x"), ("--bogus", "x")):
+            done = subprocess.run([SCRIPT, *words], env=self.environment, capture_output=True,
+                                  text=True, timeout=60, check=False)
+            self.assertEqual(done.returncode, 2 if "--bogus" in words else 1, words)
+            self.assertIn("usage: " if "--bogus" in words else "remedy: ", done.stderr)
+
     def test_an_answer_without_end_is_cut(self):
         self.kubectl("*' logs'*) exec yes ;;", "*'gpushmctl top'*) exec yes ;;")
         files, _ = self.collect()
