@@ -52,6 +52,8 @@ inline constexpr uint64_t kAllDescriptionsBytes = 256 << 20;
 // Each needs a descriptor, also in the plugin. The first is 5 GiB in torch's blocks of 20 MiB.
 inline constexpr uint32_t kBlocks = 256;
 inline constexpr uint32_t kAllBlocks = 2048;
+// Bytes of the reason why a buffer has no content: one sentence.
+inline constexpr size_t kReasonBytes = 255;
 // Attempts of a registry reader before Code::kContended.
 inline constexpr int kReadAttempts = 8;
 // Tensors of one description, and of all files of one load. Large models have below 10^5.

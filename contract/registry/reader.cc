@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -178,6 +179,22 @@ Result<Found> RegistryReader::FindSlow(const Name& name, uint64_t hash) const {
   }
   return Fail(Code::kNotFound, Concat("no buffer \"", name.view(), "\""),
               "run gpushmctl ls to see the names");
+}
+
+std::string RegistryReader::ReasonOf(const Found& found) const {
+  if (ReasonCode(found.record) == 0 || (constants_.incompat_flags & kIncompatReasons) == 0 ||
+      found.ref.slot >= slot_count_) {
+    return {};
+  }
+  ReasonWords words;
+  uint64_t version = 0;
+  const SlotRead read = ReadSlot(Version(found.ref.slot), Reasons(found.ref.slot), kReasonWords,
+                                 kReasonWords, words.data(), &version);
+  if (read != SlotRead::kLive || version != found.ref.version) return {};
+  std::array<char, sizeof words> bytes;
+  std::memcpy(bytes.data(), words.data(), sizeof words);
+  const std::string_view text(bytes.data(), strnlen(bytes.data(), bytes.size()));
+  return IsReason(text) ? std::string(text) : std::string();
 }
 
 std::string RegistryReader::ProblemOf(uint32_t slot) const {

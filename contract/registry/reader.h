@@ -60,6 +60,10 @@ class RegistryReader {
   // is broken.
   Result<Found> Find(std::string_view name) const;
 
+  // Why a buffer that Find found has no content: what its load waits for, or why it failed; one
+  // line of text. Empty if its record has no reason (ReasonCode), or was replaced since.
+  std::string ReasonOf(const Found& found) const;
+
   // False once the record of `ref` was replaced or withdrawn. Costs one load.
   bool IsCurrent(const Ref& ref) const {
     // Pairs with the release store of PublishSlot and WithdrawSlot.
@@ -112,6 +116,9 @@ class RegistryReader {
   const Word& Version(uint32_t slot) const { return *reinterpret_cast<const Word*>(Slot(slot)); }
   const Word* Copies(uint32_t slot) const {
     return reinterpret_cast<const Word*>(Slot(slot) + kSlotCopiesOffset);
+  }
+  const Word* Reasons(uint32_t slot) const {
+    return reinterpret_cast<const Word*>(Slot(slot_count_) + size_t{slot} * kReasonsStride);
   }
   SlotRead ReadWords(uint32_t slot, uint64_t* words, uint64_t* version) const;
   SlotRead ReadRecord(uint32_t slot, Found* found, const char** problem) const;

@@ -9,6 +9,7 @@
 #include "contract/limits.h"
 #include "contract/registry/checksum.h"
 #include "platform/base/quote.h"
+#include "platform/base/utf8.h"
 
 namespace gpushm::registry {
 namespace {
@@ -120,6 +121,10 @@ uint64_t ContentBytes(const BufferRecord& record) {
       record.state == BufferState::kReady || record.state == BufferState::kWriterDied;
   const bool said = (record.flags & kRecordContent) != 0;
   return there && !said ? record.size_bytes : std::min(record.loaded_bytes, record.size_bytes);
+}
+
+bool IsReason(std::string_view text) {
+  return !text.empty() && text.size() <= limits::kReasonBytes && IsLine(text);
 }
 
 const char* RecordProblem(const BufferRecord& record) {

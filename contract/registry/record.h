@@ -74,6 +74,10 @@ inline constexpr uint32_t kRecordPage = 1;
 inline constexpr uint32_t kRecordContent = 2;
 // Nobody may map it writable: the broker alone fills it.
 inline constexpr uint32_t kRecordReadOnly = 4;
+// Bits 8 to 15 of the flags: the Code of the reason why the buffer has no content (reader.h,
+// ReasonOf). 0: there is none.
+inline constexpr uint32_t kRecordReasonShift = 8;
+inline constexpr uint32_t kRecordReasonMask = 0xff << kRecordReasonShift;
 
 using GpuUuid = std::array<uint8_t, 16>;
 
@@ -114,6 +118,16 @@ static_assert(offsetof(BufferRecord, description_bytes) == 200);
 // Number of bytes, from the start of the buffer, that are content: the bytes that were loaded or
 // that the writer gave; all of size_bytes if nobody gave a number.
 uint64_t ContentBytes(const BufferRecord& record);
+
+// 0 if it has no reason.
+inline uint32_t ReasonCode(const BufferRecord& record) {
+  return (record.flags & kRecordReasonMask) >> kRecordReasonShift;
+}
+
+using ReasonWords = std::array<uint64_t, kReasonWords>;
+static_assert(sizeof(ReasonWords) == limits::kReasonBytes + 1);
+// Whether it is the text of a reason: one line of 1 to limits::kReasonBytes bytes.
+bool IsReason(std::string_view text);
 
 // Words of the record that this version knows; the others before the checksum are reserved and
 // zero.

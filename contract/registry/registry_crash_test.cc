@@ -150,7 +150,8 @@ TEST_P(RegistryCrashTest, WaitersDoNotNeedTheWake) {
   }
 }
 
-// For a change of a slot: log entry, 32 words, version. For every change: table version, wake word,
+// For a change of a slot: log entry, 32 words of the reason if it has one, 32 words, version. For
+// every change: table version, wake word,
 // wake.
 INSTANTIATE_TEST_SUITE_P(
     Changes, RegistryCrashTest,
@@ -165,6 +166,15 @@ INSTANTIATE_TEST_SUITE_P(
                .a_after = 2,
                .b_after = 0,
                .stores = 1 + 32 + 1 + 3},
+        Change{.name = "UpdateWithAReason",
+               .make =
+                   [](auto& w) {
+                     const ReasonWords reason{'a'};
+                     w.Publish(0, EncodeRecord(SomeRecord("a", 2))->data(), reason.data());
+                   },
+               .a_after = 2,
+               .b_after = 0,
+               .stores = 1 + 32 + 32 + 1 + 3},
         Change{.name = "Withdraw",
                .make = [](auto& w) { w.Withdraw(0); },
                .a_after = 0,

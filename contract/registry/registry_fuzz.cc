@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "contract/registry/checksum.h"
@@ -30,9 +31,11 @@ void MendHeader(std::byte* memory, size_t* bytes, bool mend_size) {
   HeaderConstants header;
   std::memcpy(&header, memory, sizeof(header));
   header.magic = kMagic;
-  header.incompat_flags = 0;
+  header.incompat_flags &= kKnownIncompatFlags;
   if (mend_size && header.header_size <= *bytes && header.slot_stride != 0) {
-    header.slot_count = static_cast<uint32_t>((*bytes - header.header_size) / header.slot_stride);
+    const uint32_t reasons = header.incompat_flags != 0 ? kReasonsStride : 0;
+    header.slot_count = static_cast<uint32_t>((*bytes - header.header_size) /
+                                              (uint64_t{header.slot_stride} + reasons));
     *bytes = SegmentBytes(header);
   }
   std::array<uint64_t, sizeof(header) / 8> words;
@@ -67,6 +70,8 @@ void Exercise(const RegistryReader& reader) {
     const Result<Found> found = reader.Find(record.name.view());
     if (!found || !(found->record.name == record.name)) std::abort();
     if (!reader.IsCurrent(found->ref)) std::abort();
+    const std::string reason = reader.ReasonOf(*found);
+    if (!reason.empty() && !IsReason(reason)) std::abort();
   }
 }
 

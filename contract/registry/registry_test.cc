@@ -50,6 +50,35 @@ TEST(Registry, InsertUpdateWithdraw) {
   EXPECT_THAT(*reader->List(), ::testing::IsEmpty());
 }
 
+TEST(Registry, ARecordHasItsReasonAndTheNextOneItsOwn) {
+  Result<RegistryWriter> writer = RegistryWriter::Create(2);
+  const auto reader = OpenReader(*writer);
+  BufferRecord record = SomeRecord("weights", 1);
+  record.state = BufferState::kLoading;
+  EXPECT_EQ(writer->Insert(record, "no file d.bin").error().code(), Code::kInvalidArgument)
+      << "without its code";
+  record.flags = kRecordContent | 2 << kRecordReasonShift;
+  for (const std::string& bad : {std::string(), std::string("a\nb"), std::string(256, 'x')}) {
+    EXPECT_EQ(writer->Insert(record, bad).error().code(), Code::kInvalidArgument) << bad;
+  }
+  const uint32_t slot = *writer->Insert(record, "no file d.bin");
+  const Found first = *reader->Find("weights");
+  EXPECT_EQ(ReasonCode(first.record), 2u);
+  EXPECT_EQ(reader->ReasonOf(first), "no file d.bin");
+  ASSERT_TRUE(writer->Update(slot, record, "d.bin is short"));
+  EXPECT_EQ(reader->ReasonOf(first), "") << "it was replaced";
+  EXPECT_EQ(reader->ReasonOf(*reader->Find("weights")), "d.bin is short");
+  record.flags = 0;
+  ASSERT_TRUE(writer->Update(slot, record));
+  EXPECT_EQ(reader->ReasonOf(*reader->Find("weights")), "");
+  record.flags = 2 << kRecordReasonShift;
+  ASSERT_TRUE(writer->Update(slot, record, std::string(255, 'x')));
+  const Found last = *reader->Find("weights");
+  EXPECT_EQ(reader->ReasonOf(last), std::string(255, 'x'));
+  ASSERT_TRUE(writer->Withdraw(slot));
+  EXPECT_EQ(reader->ReasonOf(last), "");
+}
+
 TEST(Registry, FullIsExhaustedAndAFreedSlotIsUsedAgain) {
   Result<RegistryWriter> writer = RegistryWriter::Create(2);
   const auto reader = OpenReader(*writer);
@@ -289,6 +318,42 @@ TEST(RegistryThreads, ReadersSeeWholeRecordsOfAWriterThatNeverStops) {
   done = true;
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(reader->Find("left")->record.generation, 19'999u);
+}
+
+// Goal: no text is torn, or from another record than the one beside it.
+TEST(RegistryThreads, ReadersSeeWholeReasonsOfAWriterThatNeverStops) {
+  const auto reason_of = [](uint64_t generation) {
+    return std::string(1 + generation % 255, static_cast<char>('a' + generation % 26));
+  };
+  const auto record_of = [](uint64_t generation) {
+    BufferRecord record = SomeRecord("weights", generation);
+    if (generation % 3 != 0) record.flags = 2 << kRecordReasonShift;
+    return record;
+  };
+  Result<RegistryWriter> writer = RegistryWriter::Create(2);
+  const uint32_t slot = *writer->Insert(record_of(1), reason_of(1));
+  const auto reader = OpenReader(*writer);
+  std::atomic<bool> done = false;
+  std::atomic<uint64_t> reasons = 0;
+  const auto read = [&] {
+    while (!done) {
+      const Result<Found> found = reader->Find("weights");
+      if (!found) continue;
+      const std::string reason = reader->ReasonOf(*found);
+      if (reason.empty()) continue;
+      ASSERT_NE(ReasonCode(found->record), 0u);
+      ASSERT_EQ(reason, reason_of(found->record.generation)) << "torn";
+      ++reasons;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) threads.emplace_back(read);
+  for (uint64_t generation = 2; generation < 20'000 || reasons == 0; ++generation) {
+    const bool has_one = generation % 3 != 0;
+    ASSERT_TRUE(writer->Update(slot, record_of(generation), has_one ? reason_of(generation) : ""));
+  }
+  done = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(RegistryThreads, AWaiterEndsByTheChangeByTheDeadlineOrByTheSlice) {

@@ -58,7 +58,8 @@ Result<WritableSegment> MakeSealedSegment(uint64_t bytes) {
 }
 
 Result<Mapping> MapSealedSegment(const UniqueFd& fd) {
-  constexpr uint64_t kMaxBytes = kMaxHeaderSize + uint64_t{kMaxSlotStride} * kMaxSlots;
+  constexpr uint64_t kMaxBytes =
+      kMaxHeaderSize + uint64_t{kMaxSlotStride + kReasonsStride} * kMaxSlots;
   return MapSealed(fd, "registry", kHeaderSize, kMaxBytes, Writers::kMaker);
 }
 
@@ -74,7 +75,7 @@ Result<HeaderConstants> NewHeaderConstants(uint32_t slot_count, uint64_t generat
       .slot_stride = SlotStride(kRecordWords),
       .record_words = kRecordWords,
       .slot_count = slot_count,
-      .incompat_flags = 0,
+      .incompat_flags = kIncompatReasons,
       .compat_flags = 0,
       .change_log_entries = kChangeLogEntries,
       .segment_id = {},

@@ -135,6 +135,7 @@ TEST_P(VersionSkewTest, AReaderTakesWhatItKnows) {
   const Skew& skew = GetParam();
   HeaderConstants constants = *NewHeaderConstants(8, 0);
   constants.layout_version = skew.layout_version;
+  constants.incompat_flags = 0;
   constants.compat_flags = skew.layout_version - 1;
   constants.header_size = skew.header_size;
   constants.record_words = skew.record_words;
@@ -148,11 +149,13 @@ TEST_P(VersionSkewTest, AReaderTakesWhatItKnows) {
   for (uint32_t slot = 0; slot < 8; ++slot) {
     BufferRecord record = SomeRecord(Concat("name-", slot), slot + 1);
     record.loaded_bytes = 17;
+    record.flags = 2 << kRecordReasonShift;
     writer.Publish(slot, FrameOf(record, skew.record_words).data());
     const Result<Found> found = (*reader)->Find(record.name.view());
     ASSERT_TRUE(found) << found.error().ToString();
     if (skew.record_words - 1 < kKnownWords) record.creator = Name();
     EXPECT_EQ(found->record, record);
+    EXPECT_EQ((*reader)->ReasonOf(*found), "") << "these segments have none";
     writer.Publish(slot, FrameOf(record, skew.record_words).data());
     EXPECT_FALSE((*reader)->IsCurrent(found->ref));
   }
@@ -202,6 +205,32 @@ TEST(CorruptRecord, IsSeenAlsoAfterItWasValid) {
   expect_corrupt(offsetof(BufferRecord, mapped_bytes), 8, 0x41);
   expect_corrupt(offsetof(BufferRecord, loaded_bytes), 8, 0x41);
   expect_corrupt(offsetof(BufferRecord, generation), 8, 0);
+}
+
+// Goal: a hostile writer's text is one line, whatever its bytes are, or none.
+TEST(CorruptRecord, AReasonThatIsNoLineIsNone) {
+  const HeaderConstants constants = *NewHeaderConstants(1, 0);
+  const Result<WritableSegment> segment = MakeSealedSegment(SegmentBytes(constants));
+  SegmentWriter writer(segment->mapping.address(), constants);
+  const auto reader = *RegistryReader::Open(Duplicate(segment->fd.get()));
+  BufferRecord record = SomeRecord("weights", 1);
+  record.flags = 0xff << kRecordReasonShift;
+  const auto read = [&](std::string_view text) {
+    ReasonWords words{};
+    std::memcpy(words.data(), text.data(), text.size());
+    writer.Publish(0, EncodeRecord(record)->data(), words.data());
+    return reader->ReasonOf(*reader->Find("weights"));
+  };
+  EXPECT_EQ(read("no file d.bin"), "no file d.bin");
+  EXPECT_EQ(read(""), "");
+  EXPECT_EQ(read("two\nlines"), "");
+  EXPECT_EQ(read("\x1b[31mred"), "");
+  EXPECT_EQ(read("\xff"), "");
+  EXPECT_EQ(read(std::string(255, 'x')), std::string(255, 'x'));
+  EXPECT_EQ(read(std::string(256, 'x')), "") << "without a NUL at the end";
+  Found beyond = *reader->Find("weights");
+  beyond.ref.slot = 1;
+  EXPECT_EQ(reader->ReasonOf(beyond), "");
 }
 
 // Goal: one broken record affects only itself and look-ups that it might match, not its neighbours.

@@ -3,7 +3,8 @@
 //
 // Order of a change (a kill between any two steps leaves a segment that every reader can use)
 //   1. the change log's entry for the next table version: a hint that nobody reads yet
-//   2. the slot's copy, then its version (slot.h): readers of the slot see the change
+//   2. the slot's copies of reason and record, then its version (slot.h): readers of the slot see
+//      the change
 //   3. table_version, release: look-ups by name see the change
 //   4. wake_word, then FUTEX_WAKE of all waiters. If a kill prevents it, nothing is lost: waiters
 //      sleep in slices
@@ -43,9 +44,11 @@ class BasicSegmentWriter {
     header_->state.store(kStateReady, std::memory_order_release);
   }
 
-  // `record` holds record_words words.
-  uint64_t Publish(uint32_t slot, const uint64_t* record) {
+  // `record` holds record_words words, `reason` kReasonWords. Null: the record says that it has
+  // none.
+  uint64_t Publish(uint32_t slot, const uint64_t* record, const uint64_t* reason = nullptr) {
     Announce(slot);
+    if (reason != nullptr) FillSlot<Hooks>(*Version(slot), Reasons(slot), kReasonWords, reason);
     const uint64_t version =
         PublishSlot<Hooks>(*Version(slot), Copies(slot), constants_.record_words, record);
     Commit();
@@ -73,6 +76,9 @@ class BasicSegmentWriter {
   Word* Version(uint32_t slot) const { return reinterpret_cast<Word*>(Slot(slot)); }
   Word* Copies(uint32_t slot) const {
     return reinterpret_cast<Word*>(Slot(slot) + kSlotCopiesOffset);
+  }
+  Word* Reasons(uint32_t slot) const {
+    return reinterpret_cast<Word*>(Slot(constants_.slot_count) + size_t{slot} * kReasonsStride);
   }
 
   void StoreHeaderWord(std::atomic<uint32_t>& word, uint32_t value) {

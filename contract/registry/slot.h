@@ -61,9 +61,10 @@ inline SlotRead ReadSlot(const Word& slot_version, const Word* copies, size_t wo
   return SlotRead::kContended;
 }
 
-// Writer only. Returns the version that the commit stores.
+// Writer only. Fills the copy that the next version selects, and returns that version. What is
+// beside the record (its reason) is filled first, then PublishSlot commits both.
 template <typename Hooks = NoHooks>
-inline uint64_t PublishSlot(Word& slot_version, Word* copies, size_t words, const uint64_t* in) {
+inline uint64_t FillSlot(const Word& slot_version, Word* copies, size_t words, const uint64_t* in) {
   const uint64_t next = (slot_version.load(std::memory_order_relaxed) | 1) + 1;
   Word* copy = copies + next / 2 % 2 * words;
   std::atomic_thread_fence(std::memory_order_release);
@@ -71,6 +72,13 @@ inline uint64_t PublishSlot(Word& slot_version, Word* copies, size_t words, cons
     Hooks::BeforeStore();
     copy[i].store(in[i], std::memory_order_relaxed);
   }
+  return next;
+}
+
+// Writer only. Returns the version that the commit stores.
+template <typename Hooks = NoHooks>
+inline uint64_t PublishSlot(Word& slot_version, Word* copies, size_t words, const uint64_t* in) {
+  const uint64_t next = FillSlot<Hooks>(slot_version, copies, words, in);
   Hooks::BeforeStore();
   slot_version.store(next, std::memory_order_release);
   return next;

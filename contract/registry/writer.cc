@@ -1,12 +1,23 @@
 #include "contract/registry/writer.h"
 
+#include <cstring>
 #include <utility>
+
+#include "platform/base/quote.h"
 
 namespace gpushm::registry {
 namespace {
 
 std::unexpected<Status> NotLive(uint32_t slot) {
   return Fail(Code::kNotFound, Concat("slot ", slot, " of the registry has no buffer"));
+}
+
+Result<RecordWords> Encode(const BufferRecord& record, std::string_view reason) {
+  const bool fits = ReasonCode(record) == 0 ? reason.empty() : IsReason(reason);
+  if (fits) return EncodeRecord(record);
+  return Fail(Code::kInvalidArgument,
+              Concat("buffer \"", record.name.view(), "\" cannot be published: its reason is ",
+                     Quote(reason), " with code ", ReasonCode(record)));
 }
 
 }  // namespace
@@ -27,8 +38,18 @@ RegistryWriter::RegistryWriter(WritableSegment segment, const HeaderConstants& c
   for (uint32_t slot = constants.slot_count; slot > 0; --slot) free_.push_back(slot - 1);
 }
 
-Result<uint32_t> RegistryWriter::Insert(const BufferRecord& record) {
-  const Result<RecordWords> words = EncodeRecord(record);
+void RegistryWriter::Publish(uint32_t slot, const RecordWords& record, std::string_view reason) {
+  if (reason.empty()) {
+    writer_.Publish(slot, record.data());
+    return;
+  }
+  ReasonWords words{};
+  std::memcpy(words.data(), reason.data(), reason.size());
+  writer_.Publish(slot, record.data(), words.data());
+}
+
+Result<uint32_t> RegistryWriter::Insert(const BufferRecord& record, std::string_view reason) {
+  const Result<RecordWords> words = Encode(record, reason);
   if (!words) return std::unexpected(words.error());
   if (slots_.contains(std::string(record.name.view()))) {
     return Fail(Code::kAlreadyExists, Concat("buffer \"", record.name.view(), "\" already exists"));
@@ -42,19 +63,20 @@ Result<uint32_t> RegistryWriter::Insert(const BufferRecord& record) {
   free_.pop_back();
   names_[slot] = record.name;
   slots_.emplace(record.name.view(), slot);
-  writer_.Publish(slot, words->data());
+  Publish(slot, *words, reason);
   return slot;
 }
 
-Result<void> RegistryWriter::Update(uint32_t slot, const BufferRecord& record) {
+Result<void> RegistryWriter::Update(uint32_t slot, const BufferRecord& record,
+                                    std::string_view reason) {
   if (!IsLive(slot)) return NotLive(slot);
   if (names_[slot] != record.name) {
     return Fail(Code::kInvalidArgument, Concat("slot ", slot, " has buffer \"", names_[slot].view(),
                                                "\", not \"", record.name.view(), "\""));
   }
-  const Result<RecordWords> words = EncodeRecord(record);
+  const Result<RecordWords> words = Encode(record, reason);
   if (!words) return std::unexpected(words.error());
-  writer_.Publish(slot, words->data());
+  Publish(slot, *words, reason);
   return {};
 }
 

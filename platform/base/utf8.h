@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace gpushm {
@@ -23,6 +24,40 @@ inline size_t Utf8Length(std::string_view text) {
   if (first == 0xF0 && byte(1) < 0x90) return 0;
   if (first == 0xF4 && byte(1) >= 0x90) return 0;
   return length;
+}
+
+// The same of a character that a line of text may have; 0 also for control characters (C0, DEL,
+// C1).
+inline size_t LineCharacterLength(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
+  const size_t length = Utf8Length(text);
+  if (length == 1 && (byte(0) < 0x20 || byte(0) == 0x7F)) return 0;
+  if (length == 2 && byte(0) == 0xC2 && byte(1) < 0xA0) return 0;
+  return length;
+}
+
+// Whether it is one line of text: valid UTF-8 without control characters. It may be empty.
+inline bool IsLine(std::string_view text) {
+  while (!text.empty()) {
+    const size_t length = LineCharacterLength(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+// `text` as such a line of at most `most_bytes`: other bytes become '?', and what does not fit is
+// cut off between two characters.
+inline std::string ToLine(std::string_view text, size_t most_bytes) {
+  std::string line;
+  while (!text.empty()) {
+    const size_t length = LineCharacterLength(text);
+    const std::string_view character = length == 0 ? "?" : text.substr(0, length);
+    if (line.size() + character.size() > most_bytes) break;
+    line += character;
+    text.remove_prefix(length == 0 ? 1 : length);
+  }
+  return line;
 }
 
 }  // namespace gpushm

@@ -13,9 +13,9 @@ RECORD_WORDS = 32
 STRIDE = 576
 
 
-def record(name, generation, words=RECORD_WORDS):
-    body = struct.pack("<64sQQQ16sIIIIQQ64s", name, generation, 1000, 2 << 20, b"g" * 16, 1, 2, 0,
-                       0, 5, 0, b"decoder")
+def record(name, generation, words=RECORD_WORDS, flags=0):
+    body = struct.pack("<64sQQQ16sIIIIQQ64s", name, generation, 1000, 2 << 20, b"g" * 16, 1, 2,
+                       flags, 0, 5, 0, b"decoder")
     return body[:8 * (words - 1)].ljust(8 * words, b"\0")
 
 
@@ -25,13 +25,18 @@ def slot(version, body, words=RECORD_WORDS, stride=STRIDE):
     return (struct.pack("<Q", version).ljust(64, b"\0") + copies[0] + copies[1]).ljust(stride, b"\0")
 
 
-def segment(slots, words=RECORD_WORDS, stride=STRIDE, log=512):
+def reasons(text):
+    """Both copies of a slot's."""
+    return 2 * text.ljust(256, b"\0")
+
+
+def segment(slots, words=RECORD_WORDS, stride=STRIDE, log=512, behind=()):
     constants = struct.pack("<QIIIIIIIIQQQQQ", 0x3147455248535047, 1, 4096, stride, words,
-                            len(slots), 0, 0, log, 1, 2, 3, 4, 0)
+                            len(slots), 1 if behind else 0, 0, log, 1, 2, 3, 4, 0)
     header = bytearray(constants.ljust(4096, b"\0"))
     struct.pack_into("<II", header, 128, 1, 0)
     struct.pack_into("<QI", header, 192, len(slots), len(slots))
-    return bytes(header) + b"".join(slots)
+    return bytes(header) + b"".join(slots) + b"".join(behind)
 
 
 def host_list(records):
@@ -46,6 +51,8 @@ def main():
     seeds = {
         "registry/empty_slots": mend + segment([bytes(STRIDE)] * 2),
         "registry/two_live_one_withdrawn": mend + segment([slot(2, a), slot(4, b), slot(3, a)]),
+        "registry/reason": mend + segment([slot(2, record(b"weights", 1, flags=2 << 8))],
+                                          behind=[reasons(b"no file d.bin")]),
         "registry/smallest_record": mend + segment([slot(2, small, 18, 384)], 18, 384, 0),
         "registry/bad_checksums": bytes([0]) + segment([slot(2, a)]),
         "host_list/empty": host_list([]),
