@@ -5,6 +5,7 @@
 #include "contract/limits.h"
 #include "contract/protocol/counters.h"
 #include "contract/protocol/rules.h"
+#include "platform/base/utf8.h"
 
 namespace gpushm::protocol {
 
@@ -22,6 +23,16 @@ NameField ToNameField(std::string_view name) {
 }
 
 std::string_view FromNameField(const NameField& field) {
+  return {field.data(), strnlen(field.data(), field.size())};
+}
+
+LineField ToLineField(std::string_view text) {
+  LineField field{};
+  std::ranges::copy(ToLine(text, field.size() - 1), field.begin());
+  return field;
+}
+
+std::string_view FromLineField(const LineField& field) {
   return {field.data(), strnlen(field.data(), field.size())};
 }
 
@@ -248,6 +259,15 @@ Result<void> Validate(const ContentRequest& m) {
       .Reserved(m.reserved)
       .NotZero("lease_id", m.lease_id)
       .Range("complete", m.complete, 0, 1)
+      .result();
+}
+template <>
+Result<void> Validate(const ReasonRequest& m) {
+  return Rules("reason")
+      .Name("name", m.name)
+      .Range("code", m.code, 1, kMaxCode)
+      .Range("failed", m.failed, 0, 1)
+      .Line("text", m.text)
       .result();
 }
 template <>

@@ -8,7 +8,8 @@
 //
 // Invariants
 //   (1) Every field is validated by Parse<>() before anybody uses it: exact size, known kind,
-//       zeroed reserved bytes, NUL-terminated text, names that are DNS labels, enums in range.
+//       zeroed reserved bytes, NUL-terminated text, names that are DNS labels, lines without
+//       control characters, enums in range.
 //   (2) A peer that breaks a rule is disconnected, never asserted on.
 //   (3) Nothing that a client sends identifies it: the socket on which it connected identifies its
 //       container. The name in kPod is only shown.
@@ -69,8 +70,9 @@ enum class Kind : uint16_t {
   kAlarm = 19,               // Reply + timerfd (docs/design/waiting.md).
   kStageBlock = 20,          // + descriptor. For a kOffer to come, with Transport::kBlocks.
   kBlock = 21,               // Reply + descriptor.
+  kReason = 22,              // Why a load waits or failed.
 };
-inline constexpr uint16_t kMaxKind = 21;
+inline constexpr uint16_t kMaxKind = 22;
 
 struct Header {
   uint32_t magic;
@@ -326,6 +328,19 @@ struct ContentRequest {
 };
 static_assert(sizeof(ContentRequest) == 24);
 
+// One line of text, padded with NUL.
+using LineField = std::array<char, limits::kReasonBytes + 1>;
+
+// Why a buffer has no content, for everybody who waits for it. Only from who may write it, or load
+// it first. It has no effect on a buffer that has its content, or that another client loads.
+struct ReasonRequest {
+  NameField name;
+  uint32_t code;    // A Code: what kind of reason it is.
+  uint32_t failed;  // 0: the load waits, and the state stays. 1: a LOADING buffer becomes FAILED.
+  LineField text;
+};
+static_assert(sizeof(ReasonRequest) == 328);
+
 // Sets what the bytes of a generation are (docs/design/descriptions.md).
 struct DescribeRequest {
   uint64_t lease_id;  // A write lease.
@@ -382,7 +397,8 @@ struct CountersReply {
 };
 static_assert(sizeof(CountersReply) == 8);
 
-// Reply to kDetach, kPublish, kDelete, kContent, kDescribe, kAnnounceDescriptor, kStageBlock, kPod.
+// Reply to kDetach, kPublish, kDelete, kContent, kReason, kDescribe, kAnnounceDescriptor,
+// kStageBlock, kPod.
 struct EmptyReply {
   uint64_t reserved;
 };
@@ -408,6 +424,9 @@ inline NameField ToPodField(std::string_view name) {
   return ToNameField(name.substr(0, name.find_last_not_of("-.") + 1));
 }
 std::string_view FromNameField(const NameField& field);
+// As one line: what a line may not have becomes '?', and what does not fit is cut off.
+LineField ToLineField(std::string_view text);
+std::string_view FromLineField(const LineField& field);
 
 // ---- encoding
 

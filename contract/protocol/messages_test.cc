@@ -3,10 +3,12 @@
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "contract/limits.h"
 #include "contract/protocol/testing.h"
@@ -244,6 +246,45 @@ TEST(Messages, ContentRules) {
   ExpectBroken<ErrorBody>("reserved", [](ErrorBody* b) { b->reserved = 1; });
   ExpectBroken<ErrorBody>("text", [](ErrorBody* b) { b->what.fill('x'); });
   ExpectBroken<ErrorBody>("remedy", [](ErrorBody* b) { b->remedy.fill('x'); });
+}
+
+// Goal: whatever a process says of its load, what reaches others is one line of text.
+TEST(Messages, ReasonRules) {
+  using B = ReasonRequest;
+  ExpectNameRules<B>("reason: name", &B::name);
+  ExpectBroken<B>("code is 0, must be 1 to 22", [](B* b) { b->code = 0; });
+  ExpectBroken<B>("code is 23", [](B* b) { b->code = kMaxCode + 1; });
+  ExpectBroken<B>("failed is 2, must be 0 or 1", [](B* b) { b->failed = 2; });
+  const auto refuse = [](std::string_view text) {
+    ExpectBroken<B>("must be a line of 1 to 255 bytes of UTF-8", [&](B* b) {
+      b->text = {};
+      std::ranges::copy(text, b->text.begin());
+    });
+  };
+  refuse("");
+  refuse("two\nlines");
+  refuse("\x1b[31mred");
+  refuse("\x7f");
+  refuse(
+      "\xc2\x9b"
+      "31m");  // The same escape as one character of C1.
+  refuse("\xff");
+  refuse("\xc0\xaf");
+  refuse("\xed\xa0\x80");
+  refuse("cut \xe2\x82");
+  refuse(std::string_view("text\0behind", 11));
+  refuse(std::string(256, 'x'));
+
+  const auto line = [](std::string_view text) {
+    const LineField field = ToLineField(text);
+    return std::string(FromLineField(field));
+  };
+  EXPECT_EQ(line("models/\xc3\xa4.bin, \xe2\x82\xac, \xf0\x9f\x99\x82"),
+            "models/\xc3\xa4.bin, \xe2\x82\xac, \xf0\x9f\x99\x82");
+  EXPECT_EQ(line("a\nb\tc\x1b\x7f\xff\xc2\x9b"), "a?b?c?????");
+  EXPECT_EQ(line(std::string(300, 'x')), std::string(255, 'x'));
+  EXPECT_EQ(line(std::string(254, 'x') + "\xc3\xa4"), std::string(254, 'x'))
+      << "no half of a character";
 }
 
 TEST(Messages, ErrorsTravelWithTextRemedyAndErrno) {

@@ -9,6 +9,7 @@
 #include "contract/limits.h"
 #include "contract/protocol/messages.h"
 #include "platform/base/quote.h"
+#include "platform/base/utf8.h"
 
 namespace gpushm::protocol {
 
@@ -21,7 +22,7 @@ inline bool IsTerminated(std::span<const char> text) {
 }
 
 // NUL-padded to the end, so that no stack bytes of a process travel behind the text.
-inline bool IsPadded(const NameField& field) {
+inline bool IsPadded(std::span<const char> field) {
   const auto end = std::find(field.begin(), field.end(), '\0');
   return end != field.end() && std::all_of(end, field.end(), [](char c) { return c == '\0'; });
 }
@@ -35,7 +36,7 @@ inline bool IsBlocks(uint32_t transport) {
 }
 
 // All bytes before the padding, also those that a name may not have.
-inline std::string_view Unpadded(const NameField& field) {
+inline std::string_view Unpadded(std::span<const char> field) {
   const std::string_view bytes(field.data(), field.size());
   return bytes.substr(0, bytes.find_last_not_of('\0') + 1);
 }
@@ -91,6 +92,13 @@ class Rules {
   Rules& Terminated(std::string_view field, std::span<const char> text) {
     return That(IsTerminated(text), field, " is not NUL-terminated: it has ", text.size(),
                 " bytes without a NUL");
+  }
+
+  // One line of text that is not empty.
+  Rules& Line(std::string_view field, std::span<const char> text) {
+    const std::string_view line = Unpadded(text);
+    return That(IsPadded(text) && !line.empty() && IsLine(line), field, " is ", Quote(line),
+                ", must be a line of 1 to ", text.size() - 1, " bytes of UTF-8");
   }
 
   Rules& Reserved(uint64_t value) { return Zero("reserved", value); }

@@ -128,6 +128,13 @@ inline ContentRequest Valid() {
   return {.lease_id = 1, .loaded_bytes = 2, .complete = 1, .reserved = 0};
 }
 template <>
+inline ReasonRequest Valid() {
+  return {.name = ToNameField("weights"),
+          .code = 2,
+          .failed = 0,
+          .text = ToLineField("no file models/a.safetensors")};
+}
+template <>
 inline DescribeRequest Valid() {
   return {.lease_id = 1, .size_bytes = 2};
 }
@@ -190,6 +197,7 @@ void ForEachMessage(Visitor visit) {
   visit.template operator()<GpusRequest>(Kind::kGpus, false);
   visit.template operator()<GpusReply>(Kind::kGpus, true);
   visit.template operator()<ContentRequest>(Kind::kContent, false);
+  visit.template operator()<ReasonRequest>(Kind::kReason, false);
   visit.template operator()<AnnounceDescriptorRequest>(Kind::kAnnounceDescriptor, false);
   visit.template operator()<PodRequest>(Kind::kPod, false);
   visit.template operator()<CountersRequest>(Kind::kCounters, false);

@@ -12,6 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <future>
 
 #include "contract/limits.h"
@@ -103,6 +105,21 @@ class AttackTest : public ::testing::Test {
   RawClient attacker_;
   size_t before_ = 0;
 };
+
+// Goal: nobody gets another text than one line from a process that states a reason.
+TEST_F(AttackTest, AReasonThatIsNoLineEndsTheConnection) {
+  for (const std::string_view text : {"", "two\nlines", "\x1b[31mred", "\xff", "\xc2\x9b"}) {
+    RawClient client = Another();
+    protocol::ReasonRequest request{
+        .name = protocol::ToNameField("weights"), .code = 2, .failed = 1, .text = {}};
+    std::ranges::copy(text, request.text.begin());
+    EXPECT_EQ(CodeOf(client.Call<protocol::EmptyReply>(Kind::kReason, request)),
+              As(Code::kUnavailable))
+        << text;
+  }
+  ExpectOthersAreServed();
+  ExpectNothingLeft();
+}
 
 TEST_F(AttackTest, LingeringSocketsBlockWhoClosesThem) {  // The control.
   Lingering lingering = MakeLingering();

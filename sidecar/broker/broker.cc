@@ -440,11 +440,11 @@ void Broker::ShowChange(const Change& change) {
     return;
   }
   if (slot != slots_.end()) {
-    const auto updated = registry_->Update(slot->second, *change.record);
+    const auto updated = registry_->Update(slot->second, *change.record, change.reason);
     GPUSHM_ASSERT(updated.has_value());
     return;
   }
-  const Result<uint32_t> inserted = registry_->Insert(*change.record);
+  const Result<uint32_t> inserted = registry_->Insert(*change.record, change.reason);
   GPUSHM_ASSERT(inserted.has_value());  // The ledger has the same limits as the registry.
   slots_.emplace(change.name, *inserted);
 }

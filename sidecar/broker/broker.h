@@ -128,6 +128,7 @@ class Broker : private Handler {
   Result<void> OnBrokerInfo(Request& request);
   Result<void> OnGpus(Request& request);
   Result<void> OnContent(Request& request);
+  Result<void> OnReason(Request& request);
   Result<void> OnDescribe(Request& request);
   Result<void> OnDescription(Request& request);
   Result<void> OnCounters(Request& request);

@@ -6,6 +6,7 @@
 #include "contract/annotations/keys.h"
 #include "contract/limits.h"
 #include "contract/sync/page.h"
+#include "platform/base/utf8.h"
 
 namespace gpushm::broker {
 namespace {
@@ -344,13 +345,8 @@ Result<Grant> Ledger::Attach(const Client& client, const std::string& name, Acce
         Concat("the client does not see ", gpu.ToString(), ", where ", Quoted(name), " is located"),
         "request gpushm.io/attach in this container, or check CUDA_VISIBLE_DEVICES");
   }
-  if (buffer.current == 0 || (buffer.state == BufferState::kLoading && !writes)) {
-    return Fail(Code::kLoading, Concat("the content of ", Quoted(name), " is not loaded yet"),
-                "wait for it: use gpushm_wait, or a timeout in the attach options");
-  }
-  if (buffer.state == BufferState::kFailed && !writes) {
-    return Fail(Code::kSystem, Concat("loading ", Quoted(name), " failed: ", buffer.failure),
-                "load it again: gpushmctl load");
+  if (buffer.current == 0 || !writes) {
+    if (auto read = CheckContent(name, buffer); !read) return std::unexpected(read.error());
   }
   if (generation != 0 && generation != buffer.current) {
     return Fail(Code::kStale,
@@ -387,9 +383,10 @@ Result<void> Ledger::Detach(const Client& client, uint64_t lease_id) {
       generations_.at(generation).publisher_client == client.id) {
     DropPending(name, buffer->second);
   } else if (buffer->second.current == generation && writes &&
-             GivesContentUp(&buffer->second, client.id)) {
+             GivesContentUp(&buffer->second, client.id,
+                            {Code::kEnded,
+                             "the process that loaded it detached before the load was complete"})) {
     buffer->second.state = BufferState::kFailed;
-    buffer->second.failure = "the process that loaded it detached before the load was complete";
     Show(name);
   }
   RemoveIfUnused(name);
@@ -443,7 +440,9 @@ void Ledger::WriterDied(const std::string& name, uint64_t generation, const Clie
   if (buffer.current != generation) return;
   const bool is_loader =
       MayLoadFirst(buffer, client) || buffer.policy.loader == client.container;
-  const bool was_loading = GivesContentUp(&buffer, client.id);
+  const bool was_loading = GivesContentUp(
+      &buffer, client.id,
+      {Code::kPeerDied, "the process that loaded it died before the load was complete"});
   if (is_loader) {  // It begins again, unless it was done.
     if (!was_loading) return;
     buffer.state = BufferState::kLoading;
@@ -470,15 +469,15 @@ void Ledger::WriterDied(const std::string& name, uint64_t generation, const Clie
       buffer.state = BufferState::kFailed;
       break;
   }
-  if (was_loading) buffer.failure = "the process that loaded it died before the load was complete";
   ended->marked.push_back(name);
   Show(name);
 }
 
 // ---- inside
 
-bool Ledger::GivesContentUp(Buffer* buffer, uint64_t client_id) {
+bool Ledger::GivesContentUp(Buffer* buffer, uint64_t client_id, const Reason& why) {
   if (!buffer->one_writer_loads && buffer->loading_client != client_id) return false;
+  if (buffer->reason.text.empty()) buffer->reason = why;
   buffer->loading_client = 0;
   buffer->one_writer_loads = false;
   return true;
@@ -572,10 +571,9 @@ void Ledger::ReleaseIfUnused(uint64_t number) {
 
 void Ledger::MakeCurrent(const std::string& name, Buffer& buffer, uint64_t generation) {
   const uint64_t old = std::exchange(buffer.current, generation);
-  if (old != 0) {  // What is known of the old content does not apply to the new.
-    buffer.state = BufferState::kReady;
-    buffer.failure.clear();
-  }
+  // What is known of the old content does not apply to the new.
+  if (old != 0) buffer.state = BufferState::kReady;
+  buffer.reason = {};
   buffer.loading_client = 0;
   buffer.one_writer_loads = false;
   buffer.loaded_bytes = 0;
@@ -602,7 +600,7 @@ void Ledger::Remove(const std::string& name) {
 void Ledger::Show(const std::string& name) {
   const Buffer& buffer = buffers_.at(name);
   if (buffer.current == 0) return;
-  changes_.push_back(Change{name, RecordOf(name, buffer)});
+  changes_.push_back(Change{name, RecordOf(name, buffer), buffer.reason.text});
   NoteBuffer(name);
 }
 
@@ -626,9 +624,10 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
   record.created_unix_ns = static_cast<uint64_t>(generation.created_unix_ns);
   record.loaded_bytes = LoadedBytes(buffer);
   record.creator = registry::Name(buffer.policy.creator);
-  const bool there =
-      buffer.state == BufferState::kReady || buffer.state == BufferState::kWriterDied;
-  record.description_bytes = there ? generation.description_bytes : 0;
+  record.description_bytes = HasContent(buffer) ? generation.description_bytes : 0;
+  if (!buffer.reason.text.empty()) {
+    record.flags |= static_cast<uint32_t>(buffer.reason.code) << registry::kRecordReasonShift;
+  }
   return record;
 }
 
@@ -887,9 +886,48 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
   buffer.loading_client = complete ? 0 : client.id;
   buffer.one_writer_loads = false;
   buffer.loaded_bytes = loaded_bytes;
-  buffer.failure.clear();
+  buffer.reason = {};
   if (complete) SetContentOf(number, loaded_bytes);
   Show(found->first);
+  return {};
+}
+
+Result<void> Ledger::StateReason(const Client& client, const std::string& name, Reason reason,
+                                 bool failed) {
+  const Result<Buffer*> found = FindBuffer(name);
+  if (!found) return std::unexpected(found.error());
+  Buffer& buffer = **found;
+  if (!MayLoadFirst(buffer, client)) {
+    if (auto may = CheckWriter(buffer, name, client); !may) return may;
+  }
+  const bool others = buffer.loading_client != 0 && buffer.loading_client != client.id;
+  if (buffer.current == 0 || HasContent(buffer) || others) return {};
+  // A load in progress fails when it is given up.
+  const bool loads = buffer.loading_client != 0 || buffer.one_writer_loads;
+  const bool fails = failed && !loads && buffer.state != BufferState::kFailed;
+  if (!fails && buffer.reason == reason) return {};
+  if (fails) buffer.state = BufferState::kFailed;
+  buffer.reason = std::move(reason);
+  Show(name);
+  return {};
+}
+
+bool Ledger::HasContent(const Buffer& buffer) {
+  return buffer.state == BufferState::kReady || buffer.state == BufferState::kWriterDied;
+}
+
+Result<void> Ledger::CheckContent(const std::string& name, const Buffer& buffer) {
+  const std::string& reason = buffer.reason.text;
+  if (buffer.current == 0 || buffer.state == BufferState::kLoading) {
+    return Fail(Code::kLoading,
+                Concat("the content of ", Quoted(name), " is not loaded yet",
+                       reason.empty() ? "" : ": ", reason),
+                "wait for it: use gpushm_wait, or a timeout in the options");
+  }
+  if (buffer.state == BufferState::kFailed) {
+    return Fail(Code::kSystem, Concat("loading ", Quoted(name), " failed: ", reason),
+                "load it again: gpushmctl load");
+  }
   return {};
 }
 
@@ -900,9 +938,7 @@ void Ledger::SetContentOf(uint64_t generation, uint64_t content_bytes) {
 
 // As the registry gets it.
 uint64_t Ledger::LoadedBytes(const Buffer& buffer) const {
-  const bool there =
-      buffer.state == BufferState::kReady || buffer.state == BufferState::kWriterDied;
-  if (!there || buffer.current == 0) return buffer.loaded_bytes;
+  if (!HasContent(buffer) || buffer.current == 0) return buffer.loaded_bytes;
   return generations_.at(buffer.current).content_bytes.value_or(0);
 }
 
@@ -993,13 +1029,8 @@ Result<Ledger::Description> Ledger::FindDescription(const Client& client, const 
                 "look the name up again");
   }
   const bool current = wanted == buffer.current;
-  if (wanted == 0 || (current && buffer.state == BufferState::kLoading)) {
-    return Fail(Code::kLoading, Concat("the content of ", Quoted(name), " is not loaded yet"),
-                "wait for it: use gpushm_wait, or a timeout in the options");
-  }
-  if (current && buffer.state == BufferState::kFailed) {
-    return Fail(Code::kSystem, Concat("loading ", Quoted(name), " failed: ", buffer.failure),
-                "load it again: gpushmctl load");
+  if (current) {  // Also if neither exists.
+    if (auto read = CheckContent(name, buffer); !read) return std::unexpected(read.error());
   }
   return Description{.generation = wanted,
                      .bytes = there->second.description_bytes,

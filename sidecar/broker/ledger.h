@@ -118,10 +118,19 @@ struct Grant {
   const Memory* memory = nullptr;
 };
 
+// Why a buffer has no content: what its load waits for, or why it failed.
+struct Reason {
+  Code code{};
+  std::string text{};  // One line; empty: nobody stated it.
+
+  friend bool operator==(const Reason&, const Reason&) = default;
+};
+
 // A change that peers see: the record to show under `name`, or nullopt if there is none any more.
 struct Change {
   std::string name;
   std::optional<registry::BufferRecord> record;
+  std::string reason{};  // Its text, if the record has one.
 };
 
 // One of the pod's GPUs.
@@ -235,6 +244,13 @@ class Ledger {
   // ---- content
   Result<void> SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
                           bool complete);
+  // Who may write the buffer, or load it first, states why it has no content. `failed`: a LOADING
+  // buffer becomes FAILED. It has no effect on a buffer that has its content, or that another
+  // client loads. The reason of a load in progress remains if that load is given up; the next
+  // SetContent, and the next generation, remove it. A successor does not know it: whoever waits
+  // states it again.
+  Result<void> StateReason(const Client& client, const std::string& name, Reason reason,
+                           bool failed);
 
   // ---- descriptions (docs/design/descriptions.md)
   // The caller has checked that `memory` is sealed and has that many bytes. It is taken on success.
@@ -353,7 +369,7 @@ class Ledger {
     bool allocating = false;
     bool writer_reserved = false;  // By a replacement in progress that attaches.
     BufferState state = BufferState::kReady;
-    std::string failure;
+    Reason reason;  // While it is LOADING or FAILED.
     uint64_t loaded_bytes = 0;
     uint64_t loading_client = 0;    // The client that loads by itself (SetContent).
     bool one_writer_loads = false;  // One of its clients loads; an earlier broker knew which one.
@@ -394,8 +410,9 @@ class Ledger {
   void Show(const std::string& name);
   registry::BufferRecord RecordOf(const std::string& name, const Buffer& buffer) const;
   void WriterDied(const std::string& name, uint64_t generation, const Client& client, Ended* ended);
-  // Whether a load by that client remains incomplete from now on.
-  static bool GivesContentUp(Buffer* buffer, uint64_t client_id);
+  // Whether a load by that client remains incomplete from now on. Then the reason is the one that
+  // the client stated, or `why`.
+  static bool GivesContentUp(Buffer* buffer, uint64_t client_id, const Reason& why);
   void DropPending(const std::string& name, Buffer& buffer);
   // Called after leases ended, or after another reason to keep the name ended. Returns whether the
   // name was removed.
@@ -427,6 +444,9 @@ class Ledger {
   bool IsPublishable(uint64_t generation, const std::string& name) const;
 
   uint64_t LoadedBytes(const Buffer& buffer) const;
+  static bool HasContent(const Buffer& buffer);
+  // Why nobody may read a published buffer yet; fine if it has its content.
+  static Result<void> CheckContent(const std::string& name, const Buffer& buffer);
   void SetContentOf(uint64_t generation, uint64_t content_bytes);
   Result<void> HasRoomForDescription(const Generation& generation, uint64_t bytes) const;
   // Takes the place of the former one. An invalid `memory`: there is none from now on.

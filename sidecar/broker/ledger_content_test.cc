@@ -1,6 +1,11 @@
 // Goal: a buffer's content is what the last load brought or its writer said, and a new generation
 // starts with all of its bytes as content. Method: only the ledger.
+#include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <utility>
 
 #include "sidecar/broker/ledger.h"
 
@@ -9,9 +14,13 @@ namespace {
 
 using protocol::kFlagAttach;
 using protocol::kFlagUnpublished;
+using ::testing::StartsWith;
 
 constexpr uint64_t kSize = 2 << 20;
 const Client kApp{.id = 1, .container = "app"};
+const Client kOther{.id = 2, .container = "other"};
+const Reason kMissing{.code = Code::kNotFound, .text = "no file d.bin"};
+const Reason kBad{.code = Code::kInvalidArgument, .text = "d.bin is empty"};
 
 class LedgerContentTest : public ::testing::Test {
  protected:
@@ -29,6 +38,34 @@ class LedgerContentTest : public ::testing::Test {
     return *ledger_.Commit(*ticket, Memory(), true, 0);
   }
 
+  void Declare(config::BufferSpec spec = {}) {
+    if (spec.name.empty()) {
+      spec.name = "d";
+      spec.size_bytes = kSize;
+      spec.loads = true;
+    }
+    const auto ticket = ledger_.BeginDeclared(spec);
+    ASSERT_TRUE(ticket) << ticket.error().ToString();
+    ASSERT_TRUE(ledger_.Commit(*ticket, Memory(), true, 0));
+  }
+  uint64_t AttachToWrite(const Client& client, const std::string& name) {
+    const auto grant = ledger_.Attach(client, name, Access::kReadWrite, 0, GpuUuid{}, 0);
+    EXPECT_TRUE(grant) << grant.error().ToString();
+    return grant->lease_id;
+  }
+  // What the registry shows of it: the state and the reason.
+  std::string Shown(const std::string& name = "a") {
+    for (Change& change : ledger_.TakeChanges()) shown_[change.name] = std::move(change);
+    const Change& change = shown_.at(name);
+    std::string text(registry::BufferStateName(change.record->state));
+    const uint32_t code = registry::ReasonCode(*change.record);
+    EXPECT_EQ(code == 0, change.reason.empty());
+    if (code != 0) text += Concat(", ", CodeName(static_cast<Code>(code)), ": ", change.reason);
+    return text;
+  }
+
+  std::map<std::string, Change> shown_;
+  uint64_t next_client_ = 100;
   // As others see it.
   uint64_t Content() const { return registry::ContentBytes(ledger_.Records().front()); }
 
@@ -45,6 +82,103 @@ TEST_F(LedgerContentTest, AWriterSaysIt) {
   EXPECT_FALSE(ledger_.SetContent(kApp, lease_, kSize + 1, true));
   ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 0, true));
   EXPECT_EQ(Content(), 0u) << "nothing is not unsaid";
+}
+
+// ---- why there is none
+
+TEST_F(LedgerContentTest, AReasonStandsUntilTheNextLoadBegins) {
+  EXPECT_TRUE(ledger_.StateReason(kApp, "a", kMissing, true));
+  EXPECT_EQ(Shown(), "ready") << "it has its content";
+  Declare();
+  EXPECT_EQ(Shown("d"), "loading");
+  ASSERT_TRUE(ledger_.StateReason(kApp, "d", kMissing, false));
+  EXPECT_EQ(Shown("d"), "loading, NOT_FOUND: no file d.bin");
+  ASSERT_TRUE(ledger_.StateReason(kApp, "d", kMissing, false));
+  EXPECT_TRUE(ledger_.TakeChanges().empty()) << "nothing is new";
+  ASSERT_TRUE(ledger_.StateReason(kApp, "d", kBad, true));
+  EXPECT_EQ(Shown("d"), "failed, INVALID_ARGUMENT: d.bin is empty");
+  ASSERT_TRUE(ledger_.StateReason(kApp, "d", kMissing, false));
+  EXPECT_EQ(Shown("d"), "failed, NOT_FOUND: no file d.bin") << "it has failed since";
+
+  const uint64_t lease = AttachToWrite(kApp, "d");
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease, 0, false));
+  EXPECT_EQ(Shown("d"), "loading") << "a load began";
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease, 5, true));
+  EXPECT_EQ(Shown("d"), "ready");
+}
+
+// Goal: a failed load shows its own reason from the first moment on, or who gave it up.
+TEST_F(LedgerContentTest, ALoadThatIsGivenUpFailsWithTheReasonOfItsLoader) {
+  Declare();
+  const auto give_up = [&](bool states, bool dies) {
+    const Client loader{.id = next_client_++, .container = "app"};
+    const uint64_t lease = AttachToWrite(loader, "d");
+    EXPECT_TRUE(ledger_.SetContent(loader, lease, 3, false));
+    EXPECT_TRUE(ledger_.StateReason(kOther, "d", kMissing, true));
+    EXPECT_EQ(Shown("d"), "loading") << "another process loads it";
+    if (states) {
+      EXPECT_TRUE(ledger_.StateReason(loader, "d", kBad, true));
+      EXPECT_EQ(Shown("d"), "loading, INVALID_ARGUMENT: d.bin is empty");
+    }
+    if (dies) {
+      ledger_.EndClient(loader.id);
+    } else {
+      EXPECT_TRUE(ledger_.Detach(loader, lease));
+    }
+    return Shown("d");
+  };
+  for (const bool dies : {false, true}) {
+    EXPECT_EQ(give_up(true, dies), "failed, INVALID_ARGUMENT: d.bin is empty");
+  }
+  EXPECT_EQ(give_up(false, false),
+            "failed, ENDED: the process that loaded it detached before the load was complete");
+  EXPECT_EQ(give_up(false, true),
+            "failed, PEER_DIED: the process that loaded it died before the load was complete");
+}
+
+TEST_F(LedgerContentTest, AReasonIsInTheErrorsOfThoseWhoWantTheContent) {
+  Declare();
+  const auto attach = [&] {
+    return ledger_.Attach(kOther, "d", Access::kRead, 0, GpuUuid{}, 0).error().ToString();
+  };
+  const auto describe = [&] { return ledger_.FindDescription(kOther, "d", 0).error().ToString(); };
+  EXPECT_THAT(attach(), StartsWith("LOADING: the content of \"d\" is not loaded yet. Remedy"));
+  ASSERT_TRUE(ledger_.StateReason(kApp, "d", kMissing, false));
+  EXPECT_THAT(attach(),
+              StartsWith("LOADING: the content of \"d\" is not loaded yet: no file d.bin."));
+  EXPECT_EQ(attach(), describe());
+  ASSERT_TRUE(ledger_.StateReason(kApp, "d", kBad, true));
+  EXPECT_THAT(attach(), StartsWith("SYSTEM: loading \"d\" failed: d.bin is empty."));
+  EXPECT_EQ(attach(), describe());
+}
+
+TEST_F(LedgerContentTest, OnlyWhoMayWriteOrLoadItStatesAReason) {
+  config::BufferSpec spec;
+  spec.name = "listed";
+  spec.size_bytes = kSize;
+  spec.file = "models/listed.bin";
+  spec.writers = {"app"};
+  Declare(spec);
+  const Client fetch{.id = 7, .container = config::LoaderOf("listed")};
+  EXPECT_EQ(ledger_.StateReason(kOther, "listed", kMissing, false).error().code(), Code::kDenied);
+  EXPECT_EQ(ledger_.StateReason(kOther, "none", kMissing, false).error().code(), Code::kNotFound);
+  EXPECT_EQ(Shown("listed"), "loading");
+  EXPECT_TRUE(ledger_.StateReason(fetch, "listed", kMissing, false));
+  EXPECT_EQ(Shown("listed"), "loading, NOT_FOUND: no file d.bin");
+  EXPECT_TRUE(ledger_.StateReason(kApp, "listed", kBad, false));
+  EXPECT_EQ(Shown("listed"), "loading, INVALID_ARGUMENT: d.bin is empty");
+  ASSERT_TRUE(ledger_.SetContent(kApp, AttachToWrite(kApp, "listed"), 1, true));
+  EXPECT_EQ(ledger_.StateReason(fetch, "listed", kMissing, false).error().code(), Code::kDenied)
+      << "it has its content";
+}
+
+TEST_F(LedgerContentTest, TheNextGenerationHasNoReasonOfTheFormer) {
+  Declare();
+  ASSERT_TRUE(ledger_.StateReason(kApp, "d", kBad, true));
+  const auto ticket = ledger_.BeginReplace(kApp, "d", 0, 0);
+  ASSERT_TRUE(ticket) << ticket.error().ToString();
+  ASSERT_TRUE(ledger_.Commit(*ticket, Memory(), true, 0));
+  EXPECT_EQ(Shown("d"), "ready");
 }
 
 TEST_F(LedgerContentTest, EachGenerationHasItsOwn) {

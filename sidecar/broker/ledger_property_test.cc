@@ -84,6 +84,10 @@ class Player {
     for (const Change& change : ledger_.TakeChanges()) {
       if (change.record) {
         shown_[change.name] = *change.record;
+        ASSERT_EQ(change.reason.empty(), registry::ReasonCode(*change.record) == 0);
+        const bool there = change.record->state == BufferState::kReady ||
+                           change.record->state == BufferState::kWriterDied;
+        ASSERT_TRUE(!there || change.reason.empty()) << "it has its content";
       } else {
         ASSERT_EQ(shown_.erase(change.name), 1u) << change.name << " vanished twice";
       }
@@ -320,6 +324,12 @@ class Player {
     alive_[tag] = {.gpu = gpu};
   }
   void Content() {
+    if (Pick(4) == 0) {
+      [[maybe_unused]] const auto r = ledger_.StateReason(
+          PickClient(), name, {.code = Code::kNotFound, .text = Concat("no file ", Pick(9))},
+          Pick(2) == 0);
+      return;
+    }
     if (Pick(4) == 0) {
       const auto lease = PickLease();
       if (!lease) return;

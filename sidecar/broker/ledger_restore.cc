@@ -296,7 +296,7 @@ void Ledger::RestoreContent(const protocol::LinkBuffer& stated, const config::Bu
     buffer->state = BufferState::kLoading;
     buffer->loaded_bytes = 0;
   }
-  if (buffer->state == BufferState::kFailed) buffer->failure = kLoadWasCut;
+  if (buffer->state == BufferState::kFailed) buffer->reason = {Code::kPeerDied, kLoadWasCut};
 }
 
 std::optional<BufferState> Ledger::StateOf(const std::string& name) const {

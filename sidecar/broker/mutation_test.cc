@@ -74,6 +74,9 @@ class Recorder {
       Add(Kind::kDelete, DeleteRequest{ToNameField(name)});
       Add(Kind::kHolders, HoldersRequest{ToNameField(name), 0});
     }
+    for (const char* name : {"weights", "made"}) {
+      Add(Kind::kReason, ReasonRequest{ToNameField(name), 2, 1, ToLineField("no file d.bin")});
+    }
     Add(Kind::kCreate, CreateRequest{ToNameField("giant"), uint64_t{1} << 45, 0, 0});
     Add(Kind::kHolders, HoldersRequest{});
     Add(Kind::kDelete, DeleteRequest{ToNameField("offered")});
@@ -240,10 +243,13 @@ class Mutator {
   }
 
   // A descriptor takes two requests, so few of them are sent.
+  // Often the one after the last, because some need what the former did: an offer its blocks.
   const Recorded& PickRecorded() {
+    const size_t count = recorder_.requests().size();
     for (;;) {
-      const Recorded& recorded = recorder_.requests()[Pick(recorder_.requests().size())];
-      if (!recorded.with_descriptor || Pick(10) == 0) return recorded;
+      last_ = Pick(4) == 0 ? (last_ + 1) % count : Pick(count);
+      const Recorded& recorded = recorder_.requests()[last_];
+      if (!recorded.with_descriptor || Pick(5) == 0) return recorded;
     }
   }
 
@@ -318,6 +324,7 @@ class Mutator {
   UniqueFd sealed_;
   std::optional<RawClient> client_;
   std::vector<uint64_t> leases_;  // The client's own, some of which have ended.
+  size_t last_ = 0;               // Number of the recorded request that was sent last.
   uint64_t blocks_lease_ = 0;     // The last one on an offer of blocks.
   Coverage coverage_;
 };

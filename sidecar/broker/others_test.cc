@@ -107,6 +107,12 @@ TEST_F(OthersTest, TheyReadAndDoNotWrite) {
   EXPECT_THAT(write.error().ToString(), HasSubstr("gpushm.io/others: write"));
   EXPECT_EQ(CodeOf(other.Create("mine", 2 << 20)), Code::kDenied);
   EXPECT_EQ(CodeOf(other.Delete("shared")), Code::kDenied);
+  const protocol::ReasonRequest reason{.name = protocol::ToNameField("shared"),
+                                       .code = 2,
+                                       .failed = 0,
+                                       .text = protocol::ToLineField("no file d.bin")};
+  EXPECT_EQ(CodeOf(other.Call<protocol::EmptyReply>(protocol::Kind::kReason, reason)),
+            Code::kDenied);
   EXPECT_EQ(CodeOf(other.Attach("listed")), Code::kDenied)
       << "the list names containers of the pod";
   EXPECT_TRUE(other.Info());

@@ -96,6 +96,7 @@ Result<void> Broker::CheckOthers(const Request& request) const {
     case Kind::kStageBlock:
     case Kind::kDelete:
     case Kind::kContent:
+    case Kind::kReason:
     case Kind::kDescribe:
     case Kind::kMakePage:
       writes = true;
@@ -144,6 +145,8 @@ Result<void> Broker::OnRequest(Request& request) {
       return OnGpus(request);
     case Kind::kContent:
       return OnContent(request);
+    case Kind::kReason:
+      return OnReason(request);
     case Kind::kDescribe:
       return OnDescribe(request);
     case Kind::kDescription:
@@ -528,6 +531,21 @@ Result<void> Broker::OnContent(Request& request) {
   if (!body) return std::unexpected(body.error());
   if (auto r = ledger_->SetContent(request.client, body->lease_id, body->loaded_bytes,
                                    body->complete == 1);
+      !r) {
+    return r;
+  }
+  Apply();
+  server_->Reply(request.to, protocol::EmptyReply{});
+  return {};
+}
+
+Result<void> Broker::OnReason(Request& request) {
+  const auto body = protocol::Parse<protocol::ReasonRequest>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  Reason reason{.code = static_cast<Code>(body->code),
+                .text = std::string(protocol::FromLineField(body->text))};
+  if (auto r = ledger_->StateReason(request.client, NameOf(body->name), std::move(reason),
+                                    body->failed == 1);
       !r) {
     return r;
   }

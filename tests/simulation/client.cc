@@ -76,7 +76,7 @@ void Client::Do() {
     case 17:
       return Claim();
     case 18:
-      return SayContent();
+      return world_->Chance(4) ? SayReason() : SayContent();
     case 19:
       return Describe();
     case 20:
@@ -299,6 +299,16 @@ void Client::SayContent() {
                                                            .complete = world_->Chance(2) ? 1U : 0U,
                                                            .reserved = 0},
                                   nullptr, false, serial_);
+}
+
+void Client::SayReason() {
+  (void)Ask<protocol::EmptyReply>(
+      Kind::kReason,
+      protocol::ReasonRequest{.name = protocol::ToNameField(PickName()),
+                              .code = static_cast<uint32_t>(Code::kNotFound),
+                              .failed = world_->Chance(2) ? 1U : 0U,
+                              .text = protocol::ToLineField("no file d.bin")},
+      nullptr, /*repeatable=*/true);
 }
 
 void Client::Describe() {

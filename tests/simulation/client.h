@@ -67,6 +67,7 @@ class Client final : public client::SessionObserver {
   void MakePage();
   void Claim();
   void SayContent();
+  void SayReason();
   void Describe();
   void List();
 
