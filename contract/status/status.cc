@@ -32,6 +32,8 @@ void Members(Io& io, Value& value) {
     io("created_unix_ms", value.created_unix_ms);
     io("content_bytes", value.content_bytes);
     io("loaded_bytes", value.loaded_bytes);
+    io("reason", value.reason);
+    io("reason_code", value.reason_code);
     io("attachments", value.attachments);
   } else if constexpr (std::is_same_v<Type, Container>) {
     io("name", value.name);

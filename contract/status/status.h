@@ -37,6 +37,9 @@ struct Buffer {
   int64_t created_unix_ms = 0;
   uint64_t content_bytes = 0;
   std::optional<uint64_t> loaded_bytes{};  // While it loads.
+  // Why it has no content, in one sentence, and the status code's name; if its loader stated it.
+  std::optional<std::string> reason{};
+  std::optional<std::string> reason_code{};
   std::vector<Attachment> attachments{};
 };
 

@@ -9,6 +9,8 @@ Node Full() {
   Buffer buffer{.name = "weights", .state = "ready", .transport = "vmm", .creator = "loader"};
   buffer.size_bytes = UINT64_MAX;
   buffer.loaded_bytes = 3;
+  buffer.reason = "no file models/a.safetensors";
+  buffer.reason_code = "NOT_FOUND";
   buffer.attachments = {{.container = "server", .access = "ro", .count = 2}};
   Pool pool{.allocation = "m1", .name_space = "n", .pod = "p", .gpu_number = 1, .pod_gpus = 2};
   pool.broker = "away";
@@ -48,6 +50,8 @@ TEST(StatusTest, ComesBackAsItWas) {
   EXPECT_EQ(gpu.pools.at(0).pod_gpus, 2U);
   EXPECT_EQ(gpu.pools.at(0).buffers.at(0).size_bytes, UINT64_MAX);
   EXPECT_EQ(gpu.pools.at(0).buffers.at(0).attachments.at(0).access, "ro");
+  EXPECT_EQ(gpu.pools.at(0).buffers.at(0).reason, "no file models/a.safetensors");
+  EXPECT_FALSE(gpu.pools.at(0).buffers.at(1).reason);
   EXPECT_EQ(gpu.pools.at(0).containers.at(0).private_bytes, 7U);
 }
 

@@ -46,7 +46,8 @@ Result<void> Client::Advance(Attachment* attachment, std::span<const CUstream> s
   }
   const Result<const CudaApi*> api = Driver();
   if (!api) return std::unexpected(api.error());
-  const Judge judge = [&](const registry::BufferRecord& record) -> Verdict {
+  const Judge judge = [&](const registry::BufferRecord& record,
+                          const std::string& reason) -> Verdict {
     if (record.generation < generation) {
       return {Verdict::Kind::kNotYet,
               Status(Code::kNotFound,
@@ -58,7 +59,7 @@ Result<void> Client::Advance(Attachment* attachment, std::span<const CUstream> s
                      Concat("its generation is ", record.generation, ", not ", generation),
                      "advance to the newest generation: set `generation` to 0")};
     }
-    return HasContent(record);
+    return HasContent(record, reason);
   };
   for (int attempt = 1;; ++attempt) {
     const auto seen = Await(facts.name, judge, wait);

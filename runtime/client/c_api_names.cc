@@ -140,6 +140,24 @@ gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info
   });
 }
 
+gpushm_status gpushm_lookup_reason(gpushm_client* client, const char* name, gpushm_reason* reason) {
+  const gc::Client* const c = gc::FromHandle(client);
+  if (c == nullptr) return gc::RememberWhyNot(gc::HandleKind::kClient, client);
+  return gc::Enter([&] {
+    return gc::FillInfo(reason, "reason", [&](gpushm_reason* filled) -> Result<void> {
+      const auto text = gc::ReadName(name);
+      if (!text) return std::unexpected(text.error());
+      const auto found = c->LookupReason(*text);
+      if (!found) return std::unexpected(found.error());
+      filled->generation = found->record.generation;
+      filled->state = static_cast<uint32_t>(found->record.state);
+      filled->status = gpushm::registry::ReasonCode(found->record);
+      gc::CopyText(filled->text, found->reason);
+      return {};
+    });
+  });
+}
+
 gpushm_status gpushm_list(gpushm_client* client, gpushm_info* infos, size_t capacity,
                           size_t* count) {
   return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {

@@ -235,7 +235,6 @@ inline gpushm_attachment* ToHandle(const Attachment* attachment) {
 
 template <size_t N>
 void CopyText(char (&to)[N], std::string_view text) {
-  static_assert(N == GPUSHM_NAME_BYTES);
   std::memset(to, 0, N);
   text.copy(to, N - 1);
 }

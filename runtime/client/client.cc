@@ -329,6 +329,22 @@ Result<registry::Found> Client::Lookup(std::string_view name) const {
       [&](const registry::RegistryReader& reader) { return reader.Find(name); });
 }
 
+Result<Client::WithReason> Client::LookupReason(std::string_view name) const {
+  return session_.registry().Read(
+      [&](const registry::RegistryReader& reader) -> Result<WithReason> {
+        for (int i = 0; i < limits::kReadAttempts; ++i) {
+          const Result<registry::Found> found = reader.Find(name);
+          if (!found) return std::unexpected(found.error());
+          WithReason seen{.record = found->record, .reason = reader.ReasonOf(*found)};
+          const bool is_whole = seen.reason.empty() == (registry::ReasonCode(seen.record) == 0);
+          if (is_whole) return seen;
+        }
+        return Fail(Code::kContended,
+                    Concat("buffer \"", name, "\" changed during every attempt to read its reason"),
+                    "try again");
+      });
+}
+
 Result<std::vector<BufferRecord>> Client::List() {
   const Deadline deadline = Deadline::AfterMs(kAnswerMs);
   DoChores(deadline);
@@ -387,7 +403,7 @@ Result<Client::Seen> Client::LookUntil(std::string_view name, const Judge& judge
     }
     std::optional<Status> not_yet;
     if (found) {
-      Verdict verdict = judge(found->record);
+      Verdict verdict = judge(found->record, reader->ReasonOf(*found));
       if (verdict.kind == Verdict::Kind::kAccept) return Seen{*found, reader};
       if (verdict.kind == Verdict::Kind::kFinal) return std::unexpected(*verdict.reason);
       not_yet = std::move(verdict.reason);
@@ -419,8 +435,12 @@ Result<Client::Seen> Client::LookUntil(std::string_view name, const Judge& judge
   }
 }
 
-Client::Verdict Client::HasContent(const BufferRecord& record) {
+Client::Verdict Client::HasContent(const BufferRecord& record, const std::string& reason) {
   if (record.state != BufferState::kLoading) return {};
+  if (!reason.empty()) {
+    return {Verdict::Kind::kNotYet,
+            Status(Code::kLoading, reason, "do what this says, then load it, or wait again")};
+  }
   return {Verdict::Kind::kNotYet,
           Status(Code::kLoading,
                  Concat(record.loaded_bytes, " of ", record.size_bytes, " bytes are loaded"),
@@ -433,7 +453,7 @@ Result<BufferRecord> Client::WaitFor(std::string_view name, uint64_t min_generat
     return std::unexpected(valid.error());
   }
   DoChores(wait.answer);
-  const Judge judge = [&](const BufferRecord& record) -> Verdict {
+  const Judge judge = [&](const BufferRecord& record, const std::string& reason) -> Verdict {
     if (record.generation < min_generation) {
       return {Verdict::Kind::kNotYet,
               Status(Code::kNotFound, Concat("its generation is ", record.generation, ", not yet ",
@@ -441,10 +461,11 @@ Result<BufferRecord> Client::WaitFor(std::string_view name, uint64_t min_generat
     }
     if (record.state == BufferState::kFailed) {
       return {Verdict::Kind::kFinal,
-              Status(Code::kSystem, Concat("buffer \"", name, "\": its content failed to load"),
-                     "the error of gpushm_attach and the sidecar's log give the reason")};
+              Status(Code::kSystem,
+                     Concat("loading \"", name, "\" failed", reason.empty() ? "" : ": ", reason),
+                     "load it again: gpushmctl load")};
     }
-    return HasContent(record);
+    return HasContent(record, reason);
   };
   Result<Seen> seen = Await(name, judge, wait);
   if (!seen) return std::unexpected(seen.error());
@@ -555,7 +576,7 @@ Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& o
   if (auto valid = protocol::CheckName(name, "name"); !valid) {
     return std::unexpected(valid.error());
   }
-  const Judge judge = [&](const BufferRecord& record) -> Verdict {
+  const Judge judge = [&](const BufferRecord& record, const std::string& reason) -> Verdict {
     const bool is_page = (record.flags & registry::kRecordPage) != 0;
     if (is_page != options.page) {
       return {
@@ -578,7 +599,7 @@ Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& o
                      "look up the current generation, or attach without one")};
     }
     // If a buffer failed to load, the broker gives the reason.
-    return options.any_state ? Verdict{} : HasContent(record);
+    return options.any_state ? Verdict{} : HasContent(record, reason);
   };
   for (int attempt = 1;; ++attempt) {
     const Result<Seen> seen = Await(name, judge, wait, {options.kind, options.called});

@@ -173,6 +173,11 @@ class Client final : private SessionObserver {
 
   // ---- names
   Result<registry::Found> Lookup(std::string_view name) const;
+  struct WithReason {
+    registry::BufferRecord record;
+    std::string reason;  // As from RegistryReader::ReasonOf.
+  };
+  Result<WithReason> LookupReason(std::string_view name) const;
   Result<std::vector<registry::BufferRecord>> List();
   Result<registry::BufferRecord> WaitFor(std::string_view name, uint64_t min_generation,
                                          const Wait& wait);
@@ -272,9 +277,10 @@ class Client final : private SessionObserver {
     enum class Kind { kAccept, kNotYet, kFinal } kind = Kind::kAccept;
     std::optional<Status> reason;
   };
-  using Judge = std::function<Verdict(const registry::BufferRecord&)>;
+  // `reason`: why the buffer has no content; empty if nobody stated it.
+  using Judge = std::function<Verdict(const registry::BufferRecord&, const std::string& reason)>;
   // A Judge that waits while the content is being loaded.
-  static Verdict HasContent(const registry::BufferRecord& record);
+  static Verdict HasContent(const registry::BufferRecord& record, const std::string& reason);
   // An attach or create reply, and the descriptors that came with it.
   struct Grant {
     protocol::AttachReply reply;
@@ -375,6 +381,8 @@ class Client final : private SessionObserver {
 
   Result<TransferOutcome> WithContext(const GpuUuid& gpu,
                                       const std::function<Result<TransferOutcome>()>& transfer);
+  Result<TransferOutcome> LoadByName(std::string_view name, const TransferFile& from,
+                                     const TransferOptions& options, const Wait& wait);
   Result<TransferOutcome> LoadHere(std::string_view name, LoadSource* source,
                                    const TransferOptions& options, const Wait& wait);
   // Under a context of the GPU. `detaches`: the caller detaches next, whatever the result is.
@@ -429,6 +437,9 @@ class Client final : private SessionObserver {
   // Tells the broker that a load into a published generation has failed. `detaches`: the caller
   // detaches next.
   void GiveContentUp(Attachment* attachment, bool detaches);
+  // Tells the broker, and so everybody who waits for the buffer, why a load waits or has failed.
+  // Without effect if the buffer has its content. Nobody is told that it cannot be told.
+  void StateReason(std::string_view name, const Status& why);
   Result<void> ReportContent(const Attachment& attachment, uint64_t loaded_bytes, bool complete,
                              const Wait& wait);
 

@@ -14,7 +14,9 @@ namespace gpushm::client {
 namespace {
 
 using protocol::Kind;
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
@@ -75,6 +77,43 @@ TEST_F(ClientTest, WaitsUntilThereIsContent) {
   std::thread loader([&] { broker_->SetState("weights", registry::BufferState::kReady); });
   EXPECT_NE(Attach("weights"), nullptr) << gpushm_last_error()->text;
   loader.join();
+}
+
+// Goal: whoever wants the content learns what its load waits for, or why it failed.
+TEST_F(ClientTest, ErrorsSayWhyThereIsNoContent) {
+  broker_->Add("weights", 5, kMiB, api_, registry::BufferState::kLoading);
+  Open();
+  auto reason = Sized<gpushm_reason>();
+  EXPECT_EQ(gpushm_lookup_reason(client_.get(), "none", &reason), GPUSHM_NOT_FOUND);
+  ASSERT_EQ(gpushm_lookup_reason(client_.get(), "weights", &reason), GPUSHM_OK);
+  EXPECT_EQ(reason.status, GPUSHM_OK);
+  EXPECT_STREQ(reason.text, "");
+
+  broker_->SetState("weights", registry::BufferState::kLoading, "no file a.bin");
+  ASSERT_EQ(gpushm_lookup_reason(client_.get(), "weights", &reason), GPUSHM_OK);
+  EXPECT_EQ(reason.status, GPUSHM_NOT_FOUND);
+  EXPECT_EQ(reason.state, GPUSHM_BUFFER_LOADING);
+  EXPECT_EQ(reason.generation, 5u);
+  EXPECT_STREQ(reason.text, "no file a.bin");
+  EXPECT_EQ(Attach("weights", GPUSHM_ACCESS_READ, GPUSHM_DONT_WAIT), nullptr);
+  EXPECT_EQ(status_, GPUSHM_LOADING);
+  EXPECT_THAT(gpushm_last_error()->text, HasSubstr("no file a.bin"));
+  EXPECT_EQ(Attach("weights", GPUSHM_ACCESS_READ, 20), nullptr);
+  EXPECT_EQ(status_, GPUSHM_TIMEOUT);
+  EXPECT_THAT(gpushm_last_error()->text,
+              AllOf(HasSubstr("timed out waiting for buffer \"weights\": no file a.bin"),
+                    Not(HasSubstr("longer timeout"))));
+  auto options = Sized<gpushm_wait_options>();
+  options.timeout_ms = 20;
+  EXPECT_EQ(gpushm_wait(client_.get(), "weights", 0, &options, nullptr), GPUSHM_TIMEOUT);
+  EXPECT_THAT(gpushm_last_error()->text, HasSubstr("no file a.bin"));
+
+  broker_->SetState("weights", registry::BufferState::kFailed, "a.bin is no safetensors file");
+  EXPECT_EQ(gpushm_wait(client_.get(), "weights", 0, &options, nullptr), GPUSHM_SYSTEM);
+  EXPECT_THAT(gpushm_last_error()->text,
+              HasSubstr("loading \"weights\" failed: a.bin is no safetensors file"));
+  broker_->SetState("weights", registry::BufferState::kReady);
+  EXPECT_EQ(gpushm_wait(client_.get(), "weights", 0, &options, nullptr), GPUSHM_OK);
 }
 
 TEST_F(ClientTest, NewGenerationMakesOldAttachmentsStale) {

@@ -38,6 +38,36 @@ Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded
   return {};
 }
 
+namespace {
+
+// What another try finds otherwise once somebody has acted, or time has passed: a file that is not
+// there or not whole yet, or a process that is in the way.
+bool Waits(Code code) {
+  return code == Code::kNotFound || code == Code::kLoading || code == Code::kBusy ||
+         code == Code::kStale || code == Code::kTimeout || code == Code::kUnavailable;
+}
+
+}  // namespace
+
+void Client::StateReason(std::string_view name, const Status& why) {
+  const auto found = Lookup(name);
+  if (!found || (found->record.state != registry::BufferState::kLoading &&
+                 found->record.state != registry::BufferState::kFailed)) {
+    return;
+  }
+  const Deadline deadline = Deadline::AfterMs(kAnswerMs);
+  const Result<SessionLock> lock = session_.Lock(deadline);
+  if (!lock) return;
+  const protocol::ReasonRequest request{
+      .name = protocol::ToNameField(name),
+      .code = static_cast<uint32_t>(why.code()),
+      .failed = Waits(why.code()) ? 0u : 1u,
+      .text = protocol::ToLineField(
+          Concat(why.what(), why.remedy().empty() ? "" : "; ", why.remedy()))};
+  (void)session_.Ask<protocol::EmptyReply>(*lock, Kind::kReason, request, deadline,
+                                           {.loss = Call::Loss::kRepeatable});
+}
+
 void Client::GiveContentUp(Attachment* attachment, bool detaches) {
   // The end of the lease tells the broker that nobody completes the content. A detach ends it,
   // unless this process holds the buffer elsewhere, too. Then the lease is ended and renewed here.

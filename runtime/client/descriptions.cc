@@ -45,12 +45,13 @@ Result<std::unique_ptr<Description>> Client::Describe(std::string_view name, uin
     return std::unexpected(valid.error());
   }
   DoChores(wait.answer);
-  const Judge judge = [&](const registry::BufferRecord& record) -> Verdict {
+  const Judge judge = [&](const registry::BufferRecord& record,
+                          const std::string& reason) -> Verdict {
     if (generation != 0 && record.generation != generation) return {};  // The broker knows.
     const bool has_any =
         record.description_bytes != 0 || record.state == registry::BufferState::kFailed;
     if (record.state == registry::BufferState::kLoading || !required || has_any) {
-      return HasContent(record);
+      return HasContent(record, reason);
     }
     return {
         Verdict::Kind::kNotYet,

@@ -122,11 +122,16 @@ void FakeBroker::AddCuIpc(const std::string& name, uint64_t generation, int32_t 
   Insert(name, std::move(buffer));
 }
 
-void FakeBroker::SetState(const std::string& name, registry::BufferState state) {
+void FakeBroker::SetState(const std::string& name, registry::BufferState state,
+                          const std::string& reason) {
   const std::lock_guard lock(mutex_);
   Buffer& buffer = buffers_.at(name);
-  buffer.record.state = state;
-  (void)registry_->Update(buffer.slot, buffer.record);
+  registry::BufferRecord record = buffer.record;
+  record.state = buffer.record.state = state;
+  if (!reason.empty()) {
+    record.flags |= static_cast<uint32_t>(Code::kNotFound) << registry::kRecordReasonShift;
+  }
+  (void)registry_->Update(buffer.slot, record, reason);
 }
 
 void FakeBroker::SetGpus(uint32_t count, uint32_t lost) {

@@ -124,10 +124,17 @@ TransferOutcome OutcomeOf(const TransferReport& report) {
 
 Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& from,
                                      const TransferOptions& options, const Wait& wait) {
+  Result<TransferOutcome> outcome = LoadByName(name, from, options, wait);
+  if (!outcome) StateReason(name, outcome.error());
+  return outcome;
+}
+
+Result<TransferOutcome> Client::LoadByName(std::string_view name, const TransferFile& from,
+                                           const TransferOptions& options, const Wait& wait) {
   const int64_t start_ns = MonotonicNs();
   Result<LoadSource> source = LoadSource::Await(from, options, wait);
   if (!source) return std::unexpected(source.error());
-  const Result<Seen> seen = Await(name, [](const auto&) { return Verdict{}; }, wait);
+  const Result<Seen> seen = Await(name, [](const auto&...) { return Verdict{}; }, wait);
   if (!seen) return std::unexpected(seen.error());
   const registry::BufferRecord& record = seen->found.record;
   if (auto fits = CheckFits(*source, record.size_bytes); !fits) {
@@ -164,6 +171,7 @@ Result<TransferOutcome> Client::Load(Attachment* attachment, const TransferFile&
     Fill how;
   } end{attachment, unpublished ? Fill::kFailed : Fill::kNone};
   Result<TransferOutcome> outcome = LoadAttached(attachment, from, options, wait);
+  if (!outcome && !unpublished) StateReason(facts.name, outcome.error());
   if (!outcome) return outcome;
   attachment->NoteContent(outcome->bytes);
   end.how = Fill::kNone;
@@ -376,7 +384,10 @@ Result<TransferOutcome> Client::Fill(Attachment* attachment, LoadSource* source,
     if (!loaded && !now.changed) loaded = std::unexpected(loaded.error().WithContext(why));
   }
   // An unpublished generation ends with its lease, and its holder may load it again.
-  if (!loaded && now.begun && !attachment->unpublished()) GiveContentUp(attachment, detaches);
+  if (!loaded && now.begun && !attachment->unpublished()) {
+    StateReason(attachment->facts().name, loaded.error());  // Before the broker says that it was given up.
+    GiveContentUp(attachment, detaches);
+  }
   return loaded;
 }
 

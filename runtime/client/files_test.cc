@@ -70,6 +70,39 @@ TEST_F(ClientTest, LoadsAndSavesHere) {
   EXPECT_EQ(gpushm_load(client_.get(), "weights", "/nowhere", &options, nullptr), GPUSHM_NOT_FOUND);
 }
 
+// Goal: a load that fails says why to the broker, for all who wait; nobody waits for a buffer that
+// has its content.
+TEST_F(ClientTest, AFailedLoadStatesItsReason) {
+  broker_->Add("weights", 5, kMiB, api_);
+  std::vector<protocol::ReasonRequest> stated;
+  broker_->SetTwist([&](const FakeRequest& request, FakeReply*) {
+    if (request.kind != Kind::kReason) return;
+    stated.push_back(*protocol::Parse<protocol::ReasonRequest>(request.message->span()));
+  });
+  Open();
+  const auto load = [&](const std::string& path) {
+    return gpushm_load(client_.get(), "weights", path.c_str(), nullptr, nullptr);
+  };
+  EXPECT_EQ(load("/nowhere/a\nb.bin"), GPUSHM_NOT_FOUND);
+  EXPECT_EQ(stated.size(), 0u) << "it has its content";
+  broker_->SetState("weights", registry::BufferState::kLoading);
+  EXPECT_EQ(load("/nowhere/a\nb.bin"), GPUSHM_NOT_FOUND);
+  ASSERT_EQ(stated.size(), 1u);
+  EXPECT_EQ(protocol::FromNameField(stated[0].name), "weights");
+  EXPECT_EQ(stated[0].code, static_cast<uint32_t>(Code::kNotFound));
+  EXPECT_EQ(stated[0].failed, 0u) << "the file can appear";
+  EXPECT_THAT(std::string(protocol::FromLineField(stated[0].text)), HasSubstr("/nowhere/a?b.bin"));
+
+  const std::string large = folder_.path() + "/large.bin";
+  std::ofstream(large, std::ios::binary) << std::string(kMiB + 1, 'x');
+  EXPECT_EQ(load(large), GPUSHM_INVALID_ARGUMENT);
+  ASSERT_EQ(stated.size(), 2u);
+  EXPECT_EQ(stated[1].code, static_cast<uint32_t>(Code::kInvalidArgument));
+  EXPECT_EQ(stated[1].failed, 1u);
+  EXPECT_THAT(std::string(protocol::FromLineField(stated[1].text)),
+              HasSubstr("but the buffer has 1048576; "));
+}
+
 // Goal: bytes come from descriptors at their position: a pipe, a file's start, or a later offset.
 TEST_F(ClientTest, LoadsFromDescriptors) {
   broker_->Add("weights", 5, 3 * kMiB, api_);

@@ -105,6 +105,15 @@ Result<gpushm_info> Connection::Lookup(const std::string& name) {
   return info;
 }
 
+Result<gpushm_reason> Connection::Reason(const std::string& name) {
+  gpushm_reason reason;
+  GPUSHM_INIT(&reason);
+  if (auto done = CheckStatus(gpushm_lookup_reason(client_.get(), name.c_str(), &reason)); !done) {
+    return std::unexpected(done.error());
+  }
+  return reason;
+}
+
 Result<std::vector<Connection::Tensor>> Connection::Tensors(const std::string& name,
                                                             int64_t timeout_ms) {
   gpushm_description_options options;

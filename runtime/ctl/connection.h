@@ -48,6 +48,7 @@ class Connection {
 
   Result<std::vector<gpushm_info>> List();
   Result<gpushm_info> Lookup(const std::string& name);
+  Result<gpushm_reason> Reason(const std::string& name);
   // The values of the signals, barriers and rings among `infos`. Those that are gone by now, or
   // that this container may not use, are left out.
   std::vector<gpushm_sync_info> Look(const std::vector<gpushm_info>& infos);

@@ -24,6 +24,7 @@
 namespace gpushm::ctl {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -243,11 +244,25 @@ TEST(Views, ListCountsHolders) {
 TEST(Views, StatShowsHoldersOfOldGenerations) {
   const gpushm_info info = Info("weights", uint64_t{1} << 30, GPUSHM_BUFFER_WRITER_DIED);
   const std::string text =
-      StatText(info, {Holder("weights", "model", GPUSHM_ACCESS_READ, 3)}, nullptr, kStyle);
+      StatText(info, {}, {Holder("weights", "model", GPUSHM_ACCESS_READ, 3)}, nullptr, kStyle);
   EXPECT_THAT(text, HasSubstr("size:        1Gi (1073741824 bytes)\n"));
   EXPECT_THAT(text, HasSubstr("state:       writer-died\n"));
   EXPECT_THAT(text, HasSubstr("creator:     declared by annotation\n"));
   EXPECT_THAT(text, HasSubstr("3 (old)"));
+  EXPECT_THAT(text, Not(HasSubstr("reason")));
+  EXPECT_THAT(StatJson(info, {}, {}, nullptr), Not(HasSubstr("reason")));
+}
+
+TEST(Views, StatShowsWhyThereIsNoContent) {
+  const gpushm_info info = Info("weights", 100, GPUSHM_BUFFER_LOADING);
+  gpushm_reason reason{};
+  reason.status = GPUSHM_NOT_FOUND;
+  std::strcpy(reason.text, "no file models/a.bin");
+  EXPECT_THAT(StatText(info, reason, {}, nullptr, kStyle),
+              HasSubstr("state:       loading 0%\nreason:      no file models/a.bin\n"));
+  EXPECT_THAT(StatJson(info, reason, {}, nullptr),
+              AllOf(HasSubstr("\"reason\": \"no file models/a.bin\""),
+                    HasSubstr("\"reason_code\": \"NOT_FOUND\"")));
 }
 
 TEST(Views, SignalsAreAPartOfTheirOwn) {
@@ -274,11 +289,11 @@ TEST(Views, SignalsAreAPartOfTheirOwn) {
                         "hidden  -        -  -      -             -        0  1m27s\n"));
   EXPECT_THAT(ListJson(snapshot), HasSubstr("\"kind\": \"signal\""));
   EXPECT_THAT(ListJson(snapshot), HasSubstr("\"writer\": \"decoder\""));
-  EXPECT_THAT(StatText(page, {writer}, &look, kStyle),
+  EXPECT_THAT(StatText(page, {}, {writer}, &look, kStyle),
               HasSubstr("kind:        signal\nat:          42\nwritten:     live, by decoder\n"));
   // A successor is not the writer of the old generation.
   look.state = GPUSHM_SIGNAL_DIED;
-  EXPECT_THAT(StatText(page, {}, &look, kStyle), HasSubstr("written:     died\n"));
+  EXPECT_THAT(StatText(page, {}, {}, &look, kStyle), HasSubstr("written:     died\n"));
 }
 
 gpushm_gpu_info Gpu(uint8_t first_byte_of_uuid, uint32_t number, bool lost = false) {

@@ -72,12 +72,15 @@ Result<ExitCode> RunStat(const Context& context, const std::string& name) {
   }
   const auto info = connection->Lookup(name);
   if (!info) return std::unexpected(info.error());
+  const auto reason = connection->Reason(name);
+  if (!reason) return std::unexpected(reason.error());
   const auto holders = connection->Holders(name);
   if (!holders) return std::unexpected(holders.error());
   const std::vector<gpushm_sync_info> looks = connection->Look({*info});
   const gpushm_sync_info* const look = looks.empty() ? nullptr : looks.data();
-  return PrintDone(context.globals.json ? StatJson(*info, *holders, look)
-                                        : StatText(*info, *holders, look, context.StdoutStyle()));
+  return PrintDone(context.globals.json
+                       ? StatJson(*info, *reason, *holders, look)
+                       : StatText(*info, *reason, *holders, look, context.StdoutStyle()));
 }
 
 Result<ExitCode> RunWait(const Context& context, const std::string& name, uint64_t generation,

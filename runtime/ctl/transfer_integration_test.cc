@@ -73,6 +73,49 @@ TEST_F(CtlTest, AMissingBufferIsSaidAtOnceUnlessAskedToWait) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << Slurp((dir_ / "late.err").string());
 }
 
+// Goal: what a load waits for, or why it failed, reaches whoever looks at the buffer or waits for
+// it, until its content is there.
+TEST_F(CtlTest, TheReasonReachesWhoeverWaits) {
+  StartBroker("64Mi", "buffers.gpushm.io/weights: {size: 8Mi, loads: true}");
+  const auto expect_reason = [&](const std::string& state, const std::string& reason) {
+    EXPECT_THAT(Ctl({"stat", "weights"}).out, AllOf(HasSubstr("state:       " + state),
+                                                    HasSubstr("reason:      "), HasSubstr(reason)));
+    const Output json = Ctl({"stat", "weights", "-o", "json"});
+    EXPECT_TRUE(IsJson(json.out)) << json.out;
+    EXPECT_THAT(json.out, AllOf(HasSubstr("\"reason\": \""), HasSubstr(reason)));
+    const Output waited = Ctl({"wait", "weights", "--timeout", "50ms"});
+    EXPECT_NE(waited.code, 0);
+    EXPECT_THAT(waited.err, AllOf(HasSubstr(reason), Not(HasSubstr("longer timeout"))));
+    gpushm_open_options opening;
+    GPUSHM_INIT(&opening);
+    gpushm_client* client = nullptr;
+    ASSERT_EQ(gpushm_open(&opening, &client), GPUSHM_OK) << gpushm_last_error()->text;
+    gpushm_attach_options attaching;
+    GPUSHM_INIT(&attaching);
+    attaching.access = GPUSHM_ACCESS_READ;
+    attaching.timeout_ms = 50;
+    gpushm_attachment* attachment = nullptr;
+    EXPECT_NE(gpushm_attach(client, "weights", &attaching, &attachment), GPUSHM_OK);
+    EXPECT_THAT(gpushm_last_error()->text, HasSubstr(reason));
+    gpushm_close(client);
+  };
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, Not(HasSubstr("reason:")));
+  const std::string missing = (dir_ / "missing.bin").string();
+  EXPECT_NE(Ctl({"load", missing, "weights"}).code, 0);
+  expect_reason("loading 0%", missing);
+
+  const std::string large = WriteFile("large.bin", (8 << 20) + 1);
+  EXPECT_NE(Ctl({"load", large, "weights"}).code, 0);
+  expect_reason("failed", large + " has 8388609 bytes");
+
+  ASSERT_EQ(Ctl({"load", WriteFile("right.bin", 8 << 20), "weights"}).code, 0);
+  EXPECT_THAT(Ctl({"stat", "weights"}).out,
+              AllOf(HasSubstr("state:       ready"), Not(HasSubstr("reason:"))));
+  EXPECT_EQ(Ctl({"wait", "weights"}).code, 0);
+  EXPECT_NE(Ctl({"load", missing, "weights"}).code, 0);
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, Not(HasSubstr("reason:"))) << "its content stays";
+}
+
 // Goal: every output shows how many bytes of a buffer are content, and saves write those bytes;
 // --whole writes all. A new generation begins with all of its bytes as content.
 TEST_F(CtlTest, ABufferKnowsTheBytesOfItsContent) {

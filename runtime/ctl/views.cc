@@ -312,8 +312,9 @@ std::string ListJson(const Snapshot& snapshot) {
   return JsonText({{"buffers", BuffersOf(snapshot)}});
 }
 
-std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
-                     const gpushm_sync_info* look, const Style& style) {
+std::string StatText(const gpushm_info& info, const gpushm_reason& reason,
+                     const std::vector<gpushm_holder>& holders, const gpushm_sync_info* look,
+                     const Style& style) {
   std::string text = Field("name", NameOf(info.name));
   if (look != nullptr) {
     text += Field("kind", KindName(look->kind));
@@ -328,6 +329,7 @@ std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& 
   text += Field("content", BytesField(info.content_bytes));
   text += Field("mapped", BytesField(info.mapped_bytes));
   text += "state:       " + Paint(StateText(info), StateColor(info.state), style.color) + '\n';
+  if (reason.text[0] != '\0') text += Field("reason", Printable(reason.text));
   text += Field("transport", TransportName(info.transport));
   text += Field("gpu", Concat(info.gpu, " ", FormatUuid(info.gpu_uuid)));
   text += Field("creator",
@@ -357,9 +359,13 @@ std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& 
   return text + '\n' + table.Render(style.color);
 }
 
-std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
-                     const gpushm_sync_info* look) {
+std::string StatJson(const gpushm_info& info, const gpushm_reason& reason,
+                     const std::vector<gpushm_holder>& holders, const gpushm_sync_info* look) {
   Json json = InfoOf(info);
+  if (reason.text[0] != '\0') {
+    json["reason"] = reason.text;
+    json["reason_code"] = gpushm_status_name(static_cast<gpushm_status>(reason.status));
+  }
   AddLook(look, holders, &json);
   Json& list = json["holders"] = Json::array();
   for (const gpushm_holder& holder : holders) {

@@ -41,11 +41,12 @@ std::string ListTable(const Snapshot& snapshot, const Style& style);
 std::string ListNames(const Snapshot& snapshot);
 std::string ListJson(const Snapshot& snapshot);
 
-// `look` is null for a buffer, or if it is not known.
-std::string StatText(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
-                     const gpushm_sync_info* look, const Style& style);
-std::string StatJson(const gpushm_info& info, const std::vector<gpushm_holder>& holders,
-                     const gpushm_sync_info* look);
+// `look` is null for a buffer, or if it is not known. `reason` has no text if there is none.
+std::string StatText(const gpushm_info& info, const gpushm_reason& reason,
+                     const std::vector<gpushm_holder>& holders, const gpushm_sync_info* look,
+                     const Style& style);
+std::string StatJson(const gpushm_info& info, const gpushm_reason& reason,
+                     const std::vector<gpushm_holder>& holders, const gpushm_sync_info* look);
 
 std::string BrokerText(const BrokerFacts& broker, const Style& style);
 std::string BrokerJson(const BrokerFacts& broker);

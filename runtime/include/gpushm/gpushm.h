@@ -140,7 +140,7 @@ typedef enum gpushm_buffer_state {
   GPUSHM_BUFFER_LOADING = 1, /* Content is still being loaded or written; attach waits. */
   GPUSHM_BUFFER_READY = 2,
   GPUSHM_BUFFER_WRITER_DIED = 3, /* A writer died: content may be half-written; attach works. */
-  GPUSHM_BUFFER_FAILED = 4       /* Loading failed; attach says why. */
+  GPUSHM_BUFFER_FAILED = 4       /* Loading failed; gpushm_lookup_reason says why. */
 } gpushm_buffer_state;
 
 /* ------------------------------------------------------------------ connecting */
@@ -200,6 +200,24 @@ typedef struct gpushm_info {
  * Errors: NOT_FOUND, INVALID_ARGUMENT (not a DNS label), CONTENDED, CORRUPT. */
 GPUSHM_API gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info* info);
 
+/* Longest reason, with its NUL. */
+#define GPUSHM_REASON_BYTES 256
+
+typedef struct gpushm_reason {
+  size_t struct_size;
+  uint64_t generation; /* Current when the reason was read. */
+  uint32_t state;      /* gpushm_buffer_state */
+  uint32_t status;     /* gpushm_status: what kind of reason it is. GPUSHM_OK: nobody stated one. */
+  char text[GPUSHM_REASON_BYTES]; /* One line of UTF-8 without control characters; "" if none. */
+} gpushm_reason;
+
+/* Why a buffer has no content: what its load waits for, or why it failed. The process that loads it
+ * states it, and it is the text in the errors of gpushm_wait and gpushm_attach. There is none while
+ * a load makes progress, nor once the content is there. Otherwise as gpushm_lookup.
+ * Experimental. */
+GPUSHM_API gpushm_status gpushm_lookup_reason(gpushm_client* client, const char* name,
+                                              gpushm_reason* reason);
+
 /* Lists all buffers, ordered by name. It fills at most `capacity` entries, and stores the number of
  * buffers in *count. If *count is larger, call again with more room. `infos[0].struct_size`
  * (GPUSHM_INIT sets it) is the distance between the entries; the call sets that of the others.
@@ -215,8 +233,8 @@ typedef struct gpushm_wait_options {
 /* Waits until a buffer of that name exists, is not LOADING, and has a generation of at least
  * `min_generation` (0: any). Then it fills `info`, which may be NULL. To wait for new weights, call
  * gpushm_wait(client, "weights", seen.generation + 1, ...).
- * Errors: TIMEOUT, UNAVAILABLE (the broker ended), and the error with which the buffer's load
- * failed. */
+ * Errors: TIMEOUT (with what the load waits for, if its loader stated that), UNAVAILABLE (the
+ * broker ended), SYSTEM (the load failed; the text says why). */
 GPUSHM_API gpushm_status gpushm_wait(gpushm_client* client, const char* name,
                                      uint64_t min_generation, const gpushm_wait_options* options,
                                      gpushm_info* info);
@@ -703,7 +721,8 @@ typedef struct gpushm_transfer_result {
 /* Fills a buffer from a file: its whole content from offset 0; a file larger than the buffer is
  * INVALID_ARGUMENT, a smaller one leaves the rest as it is. A stream is read to its end; one that
  * is longer is INVALID_ARGUMENT too, when the buffer is full, and so is one with nothing. The
- * buffer is LOADING meanwhile, READY afterwards, FAILED if it ends otherwise. Needs write access.
+ * buffer is LOADING meanwhile, READY afterwards, FAILED if it ends otherwise; whoever waits for
+ * its content is told why (gpushm_lookup_reason). Needs write access.
  * This process moves the bytes, with the primary context of the buffer's GPU for that time; a
  * process that does not see that GPU gets UNSUPPORTED, from gpushm_save too. `path` NULL:
  * options->descriptor. `result` may be NULL.

@@ -179,6 +179,22 @@ def test_load_and_save(app, tmp_path):
         app.load("x", source, progress=fail)
 
 
+def test_who_waits_for_the_content_is_told_why_there_is_none(app, other, tmp_path):
+    source = tmp_path / "in"
+    source.write_bytes(bytes(1 << 20))
+    app.create("x", 1 << 20, writers="all").detach()
+
+    def fail(done, total):
+        if done:
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        app.load("x", source, progress=fail)
+    for want in (lambda: other.attach("x", timeout=1), lambda: other.wait("x", timeout=1)):
+        with pytest.raises(gpushm.SystemCallError, match='loading "x" failed: stopped by the caller after'):
+            want()
+
+
 def test_a_wait_ends_with_a_signal(broker, peer):
     waiting = peer("""
         import gpushm, os, signal, threading
