@@ -17,7 +17,7 @@
 #include <set>
 #include <vector>
 
-#include "contract/registry/record.h"
+#include "contract/registry/testing.h"
 #include "contract/sync/page.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/driver/device.h"
@@ -91,7 +91,12 @@ void SaySignal(FakeBroker* broker) {
 // `state`: the simulated driver's state folder.
 void BeBroker(const std::string& socket, const std::string& state, Says says) {
   FakeBroker broker(socket);
-  Must(broker.Greet(false) && broker.Registry());
+  Must(broker.Greet(false).has_value());
+  auto registry = registry::RegistryWriter::Create(4);
+  registry::BufferRecord record = registry::SomeRecord("frames", 8);
+  record.flags = static_cast<uint32_t>(Code::kNotFound) << registry::kRecordReasonShift;
+  Must(registry && registry->Insert(record, "no file frames.bin") &&
+       broker.Say(protocol::LinkKind::kRegistry, protocol::LinkRegistry{1}, registry->fd()));
   CounterSegment counters({"one"});
   counters.word(0, Counter::kFirstAttaches) = kAttachesOfABroker;
   if (says == Says::kEverything) {

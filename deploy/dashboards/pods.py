@@ -83,6 +83,10 @@ def workload():
                 (f"{of_buffer} (gpushm_buffer_attachments{{$}})", "attachments", "none", None),
                 (f"{of_buffer} (time() - gpushm_buffer_created_timestamp_seconds{{$}})", "age",
                  "s", None)]),
+            table("Buffers without content", "Only if their loader stated why. The status page and "
+                                             "gpushmctl stat show its sentence.", [
+                      ("sum by (namespace, pod, buffer, gpu_uuid, state, code)"
+                       " (gpushm_buffer_reason{$})", "", "none", None)]),
             series("Size, allocated, loaded", "Allocated exceeds the size while several "
                                               "generations exist; loaded grows while a file is "
                                               "read.", "bytes",

@@ -140,6 +140,11 @@ constexpr MetricInfo kMetrics[] = {
     {kBufferLoaded, "gpushm_buffer_loaded_bytes", kGauge, kBuffer,
      "Bytes of its file that are in the buffer. Only for buffers that are loaded from a file.",
      kExperimental},
+    {kBufferReason, "gpushm_buffer_reason", kGauge, "namespace pod buffer gpu_uuid state code",
+     "1 while the buffer has no content and its loader has stated why: state loading (the load "
+     "waits) or failed. code is gpushm's status code of the reason, such as NOT_FOUND for a file "
+     "that does not exist. The status page and gpushmctl stat show the sentence.",
+     kExperimental},
     {kBufferGenerations, "gpushm_buffer_generations", kGauge, kBuffer,
      "Generations that exist: the current one, and each other one that is not published yet or "
      "that a process still holds.",

@@ -69,6 +69,7 @@ enum class Metric : uint8_t {
   kBufferContent,
   kBufferAllocated,
   kBufferLoaded,
+  kBufferReason,
   kBufferGenerations,
   kBufferCreated,
   kBufferAttachments,

@@ -72,6 +72,7 @@ class PoolBuilder {
     }
     BoundBuffers();
     BoundAttachments();
+    AddReasons();
     for (auto& [name, container] : containers_) {
       container.name = name;
       pool_.containers.push_back(std::move(container));
@@ -215,6 +216,19 @@ class PoolBuilder {
     std::ranges::sort(all, {}, &PoolBuffer::name);
     all.push_back(std::move(others));
     all.shrink_to_fit();
+  }
+
+  // Only of what is shown. The registry is the pod's, and its reader checks what it says.
+  void AddReasons() {
+    if (link_.registry == nullptr) return;
+    for (PoolBuffer& buffer : pool_.buffers) {
+      if (buffer.state != "loading" && buffer.state != "failed") continue;
+      const auto found = link_.registry->Find(buffer.name);
+      std::string reason = found ? link_.registry->ReasonOf(*found) : std::string();
+      if (reason.empty()) continue;
+      buffer.reason = std::move(reason);
+      buffer.reason_code = CodeName(static_cast<Code>(registry::ReasonCode(found->record)));
+    }
   }
 
   // If there are too many attachments, those of each buffer are summed up by access.

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "contract/registry/testing.h"
+
 namespace gpushm::plugin {
 namespace {
 
@@ -234,10 +236,45 @@ TEST(NodeView, ContentIsWhatWasSaid) {
   link.buffers[2].generations[0].content_bytes = 5;
   facts.links.push_back(link);
   std::vector<uint64_t> contents;
-  for (const PoolBuffer& buffer : BuildNodeView(facts).pools[0].buffers) {
+  const NodeView node = BuildNodeView(facts);
+  for (const PoolBuffer& buffer : node.pools[0].buffers) {
     contents.push_back(buffer.content_bytes);
   }
   EXPECT_EQ(contents, (std::vector<uint64_t>{0, 3, 5, 9}));
+}
+
+// Goal: the reason is what the registry says of the buffer that is shown, while it has no content.
+TEST(NodeView, WhyABufferHasNoContentIsWhatItsRegistrySays) {
+  auto writer = *registry::RegistryWriter::Create(4);
+  const auto say = [&](const char* name, uint32_t code) {
+    registry::BufferRecord record = registry::SomeRecord(name, 1);
+    record.flags = code << registry::kRecordReasonShift;
+    ASSERT_TRUE(writer.Insert(record, Concat("no file ", name, ".bin")));
+  };
+  say("loading", 2);
+  say("failed", 200);
+  say("ready", 1);
+  Node facts = Facts();
+  LinkView link = Link();
+  for (const char* name : {"failed", "loading", "ready", "unsaid"}) {
+    AddBuffer(&link, name, static_cast<uint64_t>(link.buffers.size() + 1), 10);
+  }
+  link.buffers[0].state = registry::BufferState::kFailed;
+  link.buffers[1].state = registry::BufferState::kLoading;
+  link.buffers[3].state = registry::BufferState::kLoading;
+  const auto reasons = [&] {
+    std::vector<std::string> all;
+    facts.links = {link};
+    const NodeView node = BuildNodeView(facts);
+    for (const PoolBuffer& buffer : node.pools[0].buffers) {
+      all.push_back(Concat(buffer.reason_code.value_or("-"), ' ', buffer.reason.value_or("-")));
+    }
+    return all;
+  };
+  EXPECT_THAT(reasons(), ElementsAre("- -", "- -", "- -", "- -")) << "no broker runs";
+  link.registry = registry::OpenReader(writer);
+  EXPECT_THAT(reasons(), ElementsAre("UNKNOWN no file failed.bin", "NOT_FOUND no file loading.bin",
+                                     "- -", "- -"));
 }
 
 TEST(NodeView, APoolIsNamedAfterItsPodOrItsAllocation) {

@@ -228,6 +228,13 @@ void WriteBuffers(PoolWriter* each, Exposition* out) {
     out->Add(Metric::kBufferLoaded, {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu},
              *buffer.loaded_bytes);
   });
+  each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+    if (!buffer.reason_code) return;
+    out->Add(Metric::kBufferReason,
+             {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu, buffer.state,
+              *buffer.reason_code},
+             uint64_t{1});
+  });
   each->EachBuffer(Metric::kBufferGenerations,
                    [](const auto& buffer) { return buffer.generations; });
   each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {

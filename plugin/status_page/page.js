@@ -170,6 +170,7 @@ function bufferPart(pool, buffer) {
     ['Made by', buffer.creator || 'annotation'],
     ['Age', buffer.created_unix_ms ? duration(nowMs - buffer.created_unix_ms) : 'unknown'],
     ...(buffer.state === 'loading' ? [['Loaded', bytes(buffer.loaded_bytes)]] : []),
+    ...(buffer.reason ? [['Reason', buffer.reason]] : []),
     ['Held by', holders],
   ];
   return {
@@ -330,7 +331,7 @@ function drawBuffer(body, buffer) {
   const text = JSON.stringify(buffer);
   if (body.shown === text) return;
   body.shown = text;
-  const rows = Math.max(1, buffer.attachments.length);
+  const rows = Math.max(1, buffer.attachments.length) + (buffer.reason ? 1 : 0);
   const [state, mood] = STATES[buffer.state] ?? [buffer.state, 'warn'];
   const loaded = buffer.state === 'loading' && buffer.loaded_bytes !== null
     ? `, ${bytes(buffer.loaded_bytes)}` : '';
@@ -348,6 +349,11 @@ function drawBuffer(body, buffer) {
     const nobody = cell('', 'holder quiet', 'nobody');
     nobody.colSpan = 5;
     lines.push([nobody]);
+  }
+  if (buffer.reason) {
+    const reason = cell('', `holder ${mood}`, buffer.reason);
+    reason.colSpan = 5;
+    lines.push([reason]);
   }
   body.replaceChildren(...lines.map((cells, i) =>
     el('tr', { role: 'row' }, ...(i === 0 ? first : []), ...cells)));

@@ -186,6 +186,8 @@ WORKLOAD = {
             "ready", "size_bytes", "content_bytes", "allocated_bytes", "generations",
             "attachments")),
         lambda v: total(age("gpushm_buffer_created_timestamp_seconds")(v), *BUFFER)],
+    "Buffers without content": [
+        summed("gpushm_buffer_reason", *BUFFER, "gpu_uuid", "state", "code")],
     "Size, allocated, loaded": [summed(f"gpushm_buffer_{name}_bytes", *BUFFER)
                                 for name in ("size", "allocated", "loaded")],
     "Attachments": [summed("gpushm_buffer_attachments", *BUFFER, "access")],

@@ -244,6 +244,8 @@ class Pod:
         self.add("buffer_created_timestamp_seconds", self.load.start - rng.randint(60, 9000), **of)
         if name.startswith("weights"):
             self.add("buffer_loaded_bytes", float(size), **of)
+            self.add("buffer_reason", 1.0, state=rng.choice(("loading", "failed")),
+                     code=rng.choice(("NOT_FOUND", "INVALID_ARGUMENT")), **of)
 
     def container(self, name):
         rng, of = self.rng, {"container": name}

@@ -16,7 +16,7 @@ HOSTILE = [
 ]
 
 
-def buffer(name, size, holders=(), state="ready", generations=1, loaded=None):
+def buffer(name, size, holders=(), state="ready", generations=1, loaded=None, reason=None):
     """`holders`: (container, access, count). Its bytes are divided equally and exactly."""
     users = sum(count for _, _, count in holders)
     attachments, given, seen = [], 0, 0
@@ -30,6 +30,7 @@ def buffer(name, size, holders=(), state="ready", generations=1, loaded=None):
     return {"name": name, "state": state, "transport": "vmm", "creator": "", "size_bytes": size,
             "allocated_bytes": size * generations, "generations": generations,
             "created_unix_ms": NOW_MS - 3 * 3600 * 1000, "loaded_bytes": loaded,
+            "reason": reason, "reason_code": reason and "NOT_FOUND",
             "attachments": attachments}
 
 
@@ -135,7 +136,8 @@ def several():
 def hostile():
     pools = []
     for i, name in enumerate(HOSTILE):
-        buffers = [buffer(text, GIB, [(name, "rw", 1), (text + "x", "ro", 2)])
+        buffers = [buffer(text, GIB, [(name, "rw", 1), (text + "x", "ro", 2)], state="failed",
+                          reason=text)
                    for text in HOSTILE[i:] + HOSTILE[:i]]
         pools.append(pool(f"m{i:04}", name, name, 12 * GIB, buffers))
     return document([gpu(0, pools, model=HOSTILE[0], healthy=False, reason=HOSTILE[1])],

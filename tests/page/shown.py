@@ -73,6 +73,8 @@ def buffer_rows(pool):
         first = [b["name"], state, in_bytes(b["allocated_bytes"])]
         holders = [[a["container"], a["access"], f"× {a['count']}", in_bytes(a["mapped_bytes"]),
                     in_bytes(a["proportional_bytes"])] for a in b["attachments"]] or [["nobody"]]
+        if b["reason"]:
+            holders.append([b["reason"]])
         rows += [first + holders[0], *holders[1:]]
     return rows
 
