@@ -132,7 +132,13 @@ Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& 
 Result<TransferOutcome> Client::LoadByName(std::string_view name, const TransferFile& from,
                                            const TransferOptions& options, const Wait& wait) {
   const int64_t start_ns = MonotonicNs();
-  Result<LoadSource> source = LoadSource::Await(from, options, wait);
+  const auto waits_for = [&, said = std::string()](const Status& why) mutable -> Result<void> {
+    if (said == why.what()) return {};
+    said = why.what();
+    StateReason(name, why);
+    return {};
+  };
+  Result<LoadSource> source = LoadSource::Await(from, options, wait, waits_for);
   if (!source) return std::unexpected(source.error());
   const Result<Seen> seen = Await(name, [](const auto&...) { return Verdict{}; }, wait);
   if (!seen) return std::unexpected(seen.error());
@@ -373,8 +379,9 @@ Result<TransferOutcome> Client::Fill(Attachment* attachment, LoadSource* source,
     }
     now.changed = false;
     loaded = [&]() -> Result<TransferOutcome> {
-      Result<LoadSource> opened = LoadSource::Await(
-          source->from, options, wait.Again(), [&] { return CallProgress(options, wait, 0, 0); });
+      Result<LoadSource> opened =
+          LoadSource::Await(source->from, options, wait.Again(),
+                            [&](const Status&) { return CallProgress(options, wait, 0, 0); });
       if (!opened) return std::unexpected(opened.error());
       *source = std::move(*opened);
       auto fits = CheckFits(*source, attachment->facts().size_bytes);
@@ -385,7 +392,8 @@ Result<TransferOutcome> Client::Fill(Attachment* attachment, LoadSource* source,
   }
   // An unpublished generation ends with its lease, and its holder may load it again.
   if (!loaded && now.begun && !attachment->unpublished()) {
-    StateReason(attachment->facts().name, loaded.error());  // Before the broker says that it was given up.
+    // Before the broker says that it was given up.
+    StateReason(attachment->facts().name, loaded.error());
     GiveContentUp(attachment, detaches);
   }
   return loaded;
