@@ -1,6 +1,4 @@
 // Loading buffers from files and saving them.
-#include <poll.h>
-
 #include <utility>
 
 #include "contract/tensors/plan.h"
@@ -132,13 +130,10 @@ Result<TransferOutcome> Client::Load(std::string_view name, const TransferFile& 
 Result<TransferOutcome> Client::LoadByName(std::string_view name, const TransferFile& from,
                                            const TransferOptions& options, const Wait& wait) {
   const int64_t start_ns = MonotonicNs();
-  const auto waits_for = [&, said = std::string()](const Status& why) mutable -> Result<void> {
-    if (said == why.what()) return {};
-    said = why.what();
+  Result<LoadSource> source = LoadSource::Await(from, options, wait, [&](const Status& why) {
     StateReason(name, why);
-    return {};
-  };
-  Result<LoadSource> source = LoadSource::Await(from, options, wait, waits_for);
+    return Result<void>();
+  });
   if (!source) return std::unexpected(source.error());
   const Result<Seen> seen = Await(name, [](const auto&...) { return Verdict{}; }, wait);
   if (!seen) return std::unexpected(seen.error());
@@ -198,7 +193,10 @@ Result<TransferOutcome> Client::LoadAttached(Attachment* attachment, const Trans
                     : Concat("generation ", facts.generation, " is no longer the current one"),
                 "load into a new generation: gpushm_replace");
   }
-  Result<LoadSource> source = LoadSource::Await(from, options, wait);
+  Result<LoadSource> source = LoadSource::Await(from, options, wait, [&](const Status& why) {
+    if (!attachment->unpublished()) StateReason(facts.name, why);
+    return Result<void>();
+  });
   if (!source) return std::unexpected(source.error());
   if (auto fits = CheckFits(*source, facts.size_bytes); !fits) {
     return std::unexpected(fits.error());
@@ -380,8 +378,10 @@ Result<TransferOutcome> Client::Fill(Attachment* attachment, LoadSource* source,
     now.changed = false;
     loaded = [&]() -> Result<TransferOutcome> {
       Result<LoadSource> opened =
-          LoadSource::Await(source->from, options, wait.Again(),
-                            [&](const Status&) { return CallProgress(options, wait, 0, 0); });
+          LoadSource::Await(source->from, options, wait.Again(), [&](const Status& waits_for) {
+            if (!attachment->unpublished()) StateReason(attachment->facts().name, waits_for);
+            return CallProgress(options, wait, 0, 0);
+          });
       if (!opened) return std::unexpected(opened.error());
       *source = std::move(*opened);
       auto fits = CheckFits(*source, attachment->facts().size_bytes);

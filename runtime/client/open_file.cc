@@ -232,7 +232,7 @@ Result<LoadSource> LoadSource::Open(const TransferFile& from, const TransferOpti
 
 Result<LoadSource> LoadSource::Await(const TransferFile& from, const TransferOptions& options,
                                      const Wait& wait,
-                                     const std::function<Result<void>(const Status&)>& going) {
+                                     const std::function<Result<void>(const Status& why)>& going) {
   for (;;) {
     Result<LoadSource> source = Open(from, options);
     if (source || wait.dont_wait || !MayCome(source.error().code())) return source;
@@ -240,9 +240,8 @@ Result<LoadSource> LoadSource::Await(const TransferFile& from, const TransferOpt
       return Fail(Code::kTimeout, Concat("timed out waiting for the file: ", source.error().what()),
                   source.error().remedy());
     }
-    if (auto on = going ? going(source.error()) : Result<void>(); !on) {
+    if (auto on = going ? going(source.error()) : Result<void>(); !on)
       return std::unexpected(on.error());
-    }
     poll(nullptr, 0, std::min(kLookMs, wait.condition.RemainingMs()));
   }
 }

@@ -50,11 +50,11 @@ struct LoadSource {
   };
   // The codes of model.h, also for a file as it is.
   static Result<LoadSource> Open(const TransferFile& from, const TransferOptions& options);
-  // Waits for what may still come, until wait.condition: then kTimeout. `going` may be empty. It is
-  // told what the wait is for, again whenever that may have changed; its failure ends the wait.
+  // Waits for what may still come, until wait.condition: then kTimeout. `going` gets what it waits
+  // for, before each pause. It may be empty; its failure ends the wait.
   static Result<LoadSource> Await(const TransferFile& from, const TransferOptions& options,
                                   const Wait& wait,
-                                  const std::function<Result<void>(const Status&)>& going = {});
+                                  const std::function<Result<void>(const Status& why)>& going = {});
 
   bool is_stream() const { return parts.front().file.is_stream(); }
   bool has_tensors() const { return !table.empty(); }

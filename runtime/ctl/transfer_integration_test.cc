@@ -76,7 +76,7 @@ TEST_F(CtlTest, AMissingBufferIsSaidAtOnceUnlessAskedToWait) {
 // Goal: what a load waits for, or why it failed, reaches whoever looks at the buffer or waits for
 // it, until its content is there.
 TEST_F(CtlTest, TheReasonReachesWhoeverWaits) {
-  StartBroker("64Mi", "buffers.gpushm.io/weights: {size: 8Mi, loads: true}");
+  StartBroker("64Mi", "buffers.gpushm.io/weights: {size: 8Mi, file: models/weights.bin}");
   const auto expect_reason = [&](const std::string& state, const std::string& reason) {
     EXPECT_THAT(Ctl({"stat", "weights"}).out, AllOf(HasSubstr("state:       " + state),
                                                     HasSubstr("reason:      "), HasSubstr(reason)));

@@ -6,7 +6,6 @@
 #include "contract/annotations/keys.h"
 #include "contract/limits.h"
 #include "contract/sync/page.h"
-#include "platform/base/utf8.h"
 
 namespace gpushm::broker {
 namespace {
@@ -438,8 +437,7 @@ void Ledger::WriterDied(const std::string& name, uint64_t generation, const Clie
     return;
   }
   if (buffer.current != generation) return;
-  const bool is_loader =
-      MayLoadFirst(buffer, client) || buffer.policy.loader == client.container;
+  const bool is_loader = MayLoadFirst(buffer, client) || buffer.policy.loader == client.container;
   const bool was_loading = GivesContentUp(
       &buffer, client.id,
       {Code::kPeerDied, "the process that loaded it died before the load was complete"});

@@ -38,11 +38,14 @@ class LedgerContentTest : public ::testing::Test {
     return *ledger_.Commit(*ticket, Memory(), true, 0);
   }
 
+  // As others see it.
+  uint64_t Content() const { return registry::ContentBytes(ledger_.Records().front()); }
+
   void Declare(config::BufferSpec spec = {}) {
     if (spec.name.empty()) {
       spec.name = "d";
       spec.size_bytes = kSize;
-      spec.loads = true;
+      spec.file = "models/d.bin";
     }
     const auto ticket = ledger_.BeginDeclared(spec);
     ASSERT_TRUE(ticket) << ticket.error().ToString();
@@ -66,9 +69,6 @@ class LedgerContentTest : public ::testing::Test {
 
   std::map<std::string, Change> shown_;
   uint64_t next_client_ = 100;
-  // As others see it.
-  uint64_t Content() const { return registry::ContentBytes(ledger_.Records().front()); }
-
   Ledger ledger_{{.pool_bytes = 64 * kSize}, {LedgerGpu{}}, 1000};
   uint64_t lease_ = 0;
 };
@@ -134,6 +134,12 @@ TEST_F(LedgerContentTest, ALoadThatIsGivenUpFailsWithTheReasonOfItsLoader) {
             "failed, ENDED: the process that loaded it detached before the load was complete");
   EXPECT_EQ(give_up(false, true),
             "failed, PEER_DIED: the process that loaded it died before the load was complete");
+  const Client loader{.id = 7, .container = config::LoaderOf("d")};
+  ASSERT_TRUE(ledger_.SetContent(loader, AttachToWrite(loader, "d"), 3, false));
+  ledger_.EndClient(loader.id);
+  EXPECT_EQ(Shown("d"),
+            "loading, PEER_DIED: the process that loaded it died before the load was complete")
+      << "it begins again";
 }
 
 TEST_F(LedgerContentTest, AReasonIsInTheErrorsOfThoseWhoWantTheContent) {
@@ -156,7 +162,7 @@ TEST_F(LedgerContentTest, OnlyWhoMayWriteOrLoadItStatesAReason) {
   config::BufferSpec spec;
   spec.name = "listed";
   spec.size_bytes = kSize;
-  spec.file = "models/listed.bin";
+  spec.file = "models/d.bin";
   spec.writers = {"app"};
   Declare(spec);
   const Client fetch{.id = 7, .container = config::LoaderOf("listed")};

@@ -721,8 +721,8 @@ typedef struct gpushm_transfer_result {
 /* Fills a buffer from a file: its whole content from offset 0; a file larger than the buffer is
  * INVALID_ARGUMENT, a smaller one leaves the rest as it is. A stream is read to its end; one that
  * is longer is INVALID_ARGUMENT too, when the buffer is full, and so is one with nothing. The
- * buffer is LOADING meanwhile, READY afterwards, FAILED if it ends otherwise; whoever waits for
- * its content is told why (gpushm_lookup_reason). Needs write access.
+ * buffer is LOADING meanwhile, READY afterwards, FAILED if it ends otherwise. Needs write access.
+ * Whoever waits for the content is told what it waits for, or why it failed (gpushm_lookup_reason).
  * This process moves the bytes, with the primary context of the buffer's GPU for that time; a
  * process that does not see that GPU gets UNSUPPORTED, from gpushm_save too. `path` NULL:
  * options->descriptor. `result` may be NULL.
