@@ -326,7 +326,7 @@ class Player {
   void Content() {
     if (Pick(4) == 0) {
       [[maybe_unused]] const auto r = ledger_.StateReason(
-          PickClient(), name, {.code = Code::kNotFound, .text = Concat("no file ", Pick(9))},
+          PickClient(), PickName(), {.code = Code::kNotFound, .text = Concat("no file ", Pick(9))},
           Pick(2) == 0);
       return;
     }
