@@ -1,4 +1,6 @@
 // Loading buffers from files and saving them.
+#include <poll.h>
+
 #include <utility>
 
 #include "contract/tensors/plan.h"
