@@ -74,26 +74,11 @@ class Pieces {
 Result<void> QueueCopies(const CudaApi& api, const TransferJob& job, CopyTo to, std::byte* host,
                          uint64_t offset, uint64_t size_bytes, CUstream stream) {
   Pieces pieces(api, to, stream);
-  const auto add = [&](const TransferSegment& piece) {
+  const auto added = ForEachPiece(job, offset, size_bytes, [&](const TransferSegment& piece) {
     return pieces.Add(job.address + piece.buffer_offset, host + (piece.file_offset - offset),
                       piece.bytes);
-  };
-  if (job.segments.empty()) {
-    if (auto added = add({offset, offset, size_bytes}); !added) return added;
-    return pieces.Flush();
-  }
-  const uint64_t end = offset + size_bytes;
-  const auto ends_after = [](uint64_t at, const TransferSegment& segment) {
-    return at < segment.file_offset + segment.bytes;
-  };
-  auto at = std::upper_bound(job.segments.begin(), job.segments.end(), offset, ends_after);
-  for (; at != job.segments.end() && at->file_offset < end; ++at) {
-    const uint64_t skipped = offset - std::min(offset, at->file_offset);
-    const uint64_t from = at->file_offset + skipped;
-    const uint64_t bytes = std::min(at->file_offset + at->bytes, end) - from;
-    if (auto added = add({from, at->buffer_offset + skipped, bytes}); !added) return added;
-  }
-  return pieces.Flush();
+  });
+  return added ? pieces.Flush() : added;
 }
 
 Result<uint64_t> MeasureLink(uint64_t size_bytes, const std::function<Result<void>()>& copy) {

@@ -1,5 +1,9 @@
 #include "platform/transfer/page_load.h"
 
+#include <unistd.h>
+
+#include <cerrno>
+
 #include "platform/driver/stream_waits.h"
 #include "platform/transfer/file_copies.h"
 
@@ -13,6 +17,13 @@ constexpr uint64_t kLeastPartBytes = uint64_t{4} << 20;
 constexpr uint64_t kMostPartBytes = uint64_t{128} << 20;
 // Beside helpers: 0.8 ms, in which a chunk that they have read waits for its copy.
 constexpr uint64_t kMostMixedPartBytes = uint64_t{32} << 20;
+// Of a smaller piece, the driver's processor may read the bytes itself (up to 24 KiB on an H200),
+// and die where the file was cut. It is read into pinned memory instead,
+constexpr uint64_t kLeastPieceBytes = uint64_t{64} << 10;
+// of this size;
+constexpr uint64_t kSmallPiecesBytes = uint64_t{1} << 20;
+// and a file of mostly small pieces is copied.
+constexpr uint64_t kLeastMeanPieceBytes = uint64_t{256} << 10;
 // With a smaller window, copies are as good.
 constexpr uint64_t kLeastWindowBytes = uint64_t{64} << 20;
 // Parts under way beside helpers. More would hold up the copies of their chunks.
@@ -24,8 +35,9 @@ constexpr uint32_t kMostMixedHelpers = 7;
 
 }  // namespace
 
-PageUse ChoosePages(uint32_t threads, PageSize pages, uint64_t size_bytes) {
+PageUse ChoosePages(uint32_t threads, PageSize pages, uint64_t size_bytes, size_t pieces) {
   if (pages == PageSize::kNone || size_bytes < kPagesMinBytes) return PageUse::kNone;
+  if (size_bytes / std::max<size_t>(pieces, 1) < kLeastMeanPieceBytes) return PageUse::kNone;
   if (threads < kMixedFrom) return PageUse::kAlone;
   return pages == PageSize::kSmall ? PageUse::kNone : PageUse::kMixed;
 }
@@ -65,15 +77,50 @@ Result<std::unique_ptr<PageLoad>> PageLoad::Begin(const CudaApi& api, const Tran
 }
 
 Result<void> PageLoad::Queue(const FileRange& part) {
-  if (auto done = QueueCopies(api_, job_, CopyTo::kDevice, pages_.at(part.offset), part.offset,
-                              part.bytes, stream_.get());
-      !done) {
-    return done;
-  }
+  const auto copy = [this](const TransferSegment& piece) { return CopyPiece(piece); };
+  if (auto done = ForEachPiece(job_, part.offset, part.bytes, copy); !done) return done;
   Result<StreamFence> behind = StreamFence::Record(api_, stream_.get());
   if (!behind) return std::unexpected(behind.error());
   queued_.push_back({std::move(*behind), part.bytes});
   return {};
+}
+
+Result<void> PageLoad::CopyPiece(const TransferSegment& piece) {
+  if (piece.bytes < kLeastPieceBytes) return CopyRead(piece);
+  return api_.Check(
+      api_.cuMemcpyHtoDAsync(job_.address + piece.buffer_offset, pages_.at(piece.file_offset),
+                             piece.bytes, stream_.get()),
+      "cuMemcpyHtoDAsync from a file's pages");
+}
+
+Result<void> PageLoad::CopyRead(const TransferSegment& piece) {
+  if (!small_) {
+    Result<PooledBuffer> taken = PooledBuffer::Take(api_, kSmallPiecesBytes);
+    if (!taken) return std::unexpected(taken.error());
+    small_.emplace(std::move(*taken));
+  }
+  if (small_used_bytes_ + piece.bytes > kSmallPiecesBytes) {
+    if (auto done = Wait(); !done) return done;
+    small_used_bytes_ = 0;
+  }
+  std::byte* const to = small_->data() + small_used_bytes_;
+  for (uint64_t have = 0; have < piece.bytes;) {
+    const ssize_t got = pread(job_.file, to + have, piece.bytes - have,
+                              static_cast<off_t>(piece.file_offset + have));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return FailSystem(errno, "read the file");
+    if (got == 0) {
+      return Fail(Code::kBusy,
+                  Concat("the file ended after ", piece.file_offset + have, " of ", job_.size_bytes,
+                         " bytes"),
+                  "load it when nobody writes it");
+    }
+    have += static_cast<uint64_t>(got);
+  }
+  small_used_bytes_ += piece.bytes;
+  return api_.Check(
+      api_.cuMemcpyHtoDAsync(job_.address + piece.buffer_offset, to, piece.bytes, stream_.get()),
+      "cuMemcpyHtoDAsync");
 }
 
 void PageLoad::CountArrived() {
@@ -126,8 +173,9 @@ Result<void> PageLoad::Run(const std::function<Result<void>()>& tick) {
 }
 
 Result<void> PageLoad::CopyFirst() const {
-  auto done =
-      QueueCopies(api_, job_, CopyTo::kDevice, pages_.at(0), 0, first_bytes(), stream_.get());
+  const auto done =
+      api_.Check(api_.cuMemcpyHtoDAsync(job_.address, pages_.at(0), first_bytes(), stream_.get()),
+                 "cuMemcpyHtoDAsync from a file's pages");
   if (!done) return done;
   return api_.Check(api_.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
 }

@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "platform/base/status.h"
@@ -18,6 +19,7 @@
 #include "platform/driver/device.h"
 #include "platform/driver/stream_fence.h"
 #include "platform/transfer/file_pages.h"
+#include "platform/transfer/pinned_pool.h"
 #include "platform/transfer/transfer_engine.h"
 
 namespace gpushm {
@@ -29,8 +31,8 @@ enum class PageUse {
   kMixed,  // Helpers read from the file's end, while the calling thread fetches pages from its
            // beginning.
 };
-// `threads`: as in TransferJob.
-PageUse ChoosePages(uint32_t threads, PageSize pages, uint64_t size_bytes);
+// `threads`: as in TransferJob. `pieces`: its segments, or 1.
+PageUse ChoosePages(uint32_t threads, PageSize pages, uint64_t size_bytes, size_t pieces);
 // Helpers that read in a kMixed load.
 uint32_t MixedHelpers(uint32_t threads);
 
@@ -114,6 +116,8 @@ class PageLoad {
   PageWindow& window_;
   FilePages& pages_;
   Stream stream_;
+  std::optional<PooledBuffer> small_;  // For CopyRead.
+  uint64_t small_used_bytes_ = 0;      // By copies that may be under way.
   std::deque<Queued> queued_;
   uint64_t arrived_bytes_ = 0;
   bool refused_ = false;

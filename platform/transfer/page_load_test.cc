@@ -202,6 +202,30 @@ TEST_F(PageLoadTest, AFileThatIsCutMeanwhileIsNoticed) {
   }
 }
 
+// Goal: small pieces of a file that is cut cost nobody his life. The driver's processor would read
+// them from the mapping.
+TEST_F(PageLoadTest, SmallPiecesOfAFileThatIsCutAreNoticed) {
+  const std::string content = Content(30 * kMiB);
+  std::vector<TransferSegment> segments;
+  for (uint64_t at = 0, to = 0; at + kMiB <= content.size(); at += kMiB) {
+    segments.push_back({at, to, kMiB - 200});
+    segments.push_back({at + kMiB - 100, to + kMiB, 100});
+    to += kMiB + 256;
+  }
+  for (const uint32_t threads : {0u, 4u}) {
+    const UniqueFd file = Write(content);
+    TransferJob job = Job(file.get(), content.size(), threads);
+    job.segments = segments;
+    job.progress = [&](uint64_t) { return truncate(path_.c_str(), kMiB + 100) == 0; };
+    const auto report = CopyFileToDevice(*api_, job);
+    if (report) {
+      EXPECT_LE(report->bytes, kMiB + 100);
+    } else {
+      EXPECT_EQ(report.error().code(), Code::kBusy) << report.error().ToString();
+    }
+  }
+}
+
 TEST_F(PageLoadTest, ALoadIsStoppedAtEachStep) {
   const std::string content = Content(30 * kMiB);
   const UniqueFd file = Write(content);
@@ -305,13 +329,14 @@ TEST_F(PageLoadTest, ThePlanKnowsWhatIsInThePageCache) {
 TEST(ChoosePages, ByProcessorsAndPages) {
   constexpr uint64_t kBytes = kPagesMinBytes;
   for (const uint32_t threads : {0u, 1u, 2u}) {  // 1 to 3 processors.
-    EXPECT_EQ(ChoosePages(threads, PageSize::kLarge, kBytes), PageUse::kAlone);
-    EXPECT_EQ(ChoosePages(threads, PageSize::kSmall, kBytes), PageUse::kAlone);
-    EXPECT_EQ(ChoosePages(threads, PageSize::kNone, kBytes), PageUse::kNone);
-    EXPECT_EQ(ChoosePages(threads, PageSize::kLarge, kBytes - 1), PageUse::kNone);
+    EXPECT_EQ(ChoosePages(threads, PageSize::kLarge, kBytes, 1), PageUse::kAlone);
+    EXPECT_EQ(ChoosePages(threads, PageSize::kSmall, kBytes, 1), PageUse::kAlone);
+    EXPECT_EQ(ChoosePages(threads, PageSize::kNone, kBytes, 1), PageUse::kNone);
+    EXPECT_EQ(ChoosePages(threads, PageSize::kLarge, kBytes - 1, 1), PageUse::kNone);
   }
-  EXPECT_EQ(ChoosePages(3, PageSize::kLarge, kBytes), PageUse::kMixed);
-  EXPECT_EQ(ChoosePages(3, PageSize::kSmall, kBytes), PageUse::kNone);
+  EXPECT_EQ(ChoosePages(3, PageSize::kLarge, kBytes, 1), PageUse::kMixed);
+  EXPECT_EQ(ChoosePages(3, PageSize::kSmall, kBytes, 1), PageUse::kNone);
+  EXPECT_EQ(ChoosePages(0, PageSize::kLarge, kBytes, 65), PageUse::kNone) << "small pieces";
 }
 
 TEST(FileRest, IsTakenFromBothEnds) {

@@ -248,7 +248,8 @@ Result<void> Transfer::LoadByCopies(uint32_t helpers) {
 Result<PageUse> Transfer::BeginPages() {
   const bool asked = job_.way == FileWay::kPages;
   if (!asked && !job_.try_pages) return PageUse::kNone;
-  PageUse use = ChoosePages(job_.threads, PagesOf(job_.file), job_.size_bytes);
+  PageUse use =
+      ChoosePages(job_.threads, PagesOf(job_.file), job_.size_bytes, job_.segments.size());
   if (asked && use == PageUse::kNone) use = PageUse::kAlone;
   // While a stream waits, pages cannot be unregistered.
   if (use == PageUse::kNone || (!asked && StreamWaits::Instance(api_).AnyPending())) {

@@ -158,8 +158,9 @@ Lookup AddressSpace::Resolve(uint64_t address, uint64_t size_bytes, bool write, 
     if (const HostRange* host = FindRange(host_, address)) {
       if (write && host->read_only) return Lookup::kDenied;
       const uint64_t length = std::min(size_bytes, host->size_bytes - (address - host->address));
-      std::byte* const memory = host->pinned ? host->pinned->data() + (address - host->address)
-                                             : static_cast<std::byte*>(Pointer(address));
+      const bool by_gpu = host->pinned && length >= kReadByGpuBytes;
+      std::byte* const memory = by_gpu ? host->pinned->data() + (address - host->address)
+                                       : static_cast<std::byte*>(Pointer(address));
       segments->push_back({memory, length, nullptr});
       address += length;
       size_bytes -= length;
