@@ -80,8 +80,10 @@ TEST_F(ClientTest, AFailedLoadStatesItsReason) {
     stated.push_back(*protocol::Parse<protocol::ReasonRequest>(request.message->span()));
   });
   Open();
-  const auto load = [&](const std::string& path) {
-    return gpushm_load(client_.get(), "weights", path.c_str(), nullptr, nullptr);
+  const auto load = [&](const std::string& path, int64_t timeout_ms = GPUSHM_DONT_WAIT) {
+    auto options = Sized<gpushm_transfer_options>();
+    options.timeout_ms = timeout_ms;
+    return gpushm_load(client_.get(), "weights", path.c_str(), &options, nullptr);
   };
   EXPECT_EQ(load("/nowhere/a\nb.bin"), GPUSHM_NOT_FOUND);
   EXPECT_EQ(stated.size(), 0u) << "it has its content";
@@ -101,6 +103,12 @@ TEST_F(ClientTest, AFailedLoadStatesItsReason) {
   EXPECT_EQ(stated[1].failed, 1u);
   EXPECT_THAT(std::string(protocol::FromLineField(stated[1].text)),
               HasSubstr("but the buffer has 1048576; "));
+
+  EXPECT_EQ(load("/nowhere/a.bin", 20), GPUSHM_TIMEOUT);
+  ASSERT_GE(stated.size(), 4u);
+  EXPECT_EQ(stated[2].code, static_cast<uint32_t>(Code::kNotFound)) << "while it waits";
+  EXPECT_EQ(stated.back().code, static_cast<uint32_t>(Code::kTimeout));
+  EXPECT_EQ(stated.back().failed, 0u);
 }
 
 // Goal: bytes come from descriptors at their position: a pipe, a file's start, or a later offset.
