@@ -23,7 +23,7 @@ suite() {
   shift 2
   mkdir -p "$build/results"
   # Without sanitizers, tests mostly wait.
-  local at_once=$(($(nproc) + 1))
+  local at_once=$((2 * $(nproc) + 1))
   case $preset in asan | tsan) at_once=$(nproc) ;; esac
   ctest --test-dir "$build/$preset" --output-on-failure --no-tests=error -j"$at_once" \
     --test-output-size-passed 1000000 --test-output-size-failed 1000000 \
