@@ -51,11 +51,11 @@ uint64_t GpuBytes(const PodSpec& pod, uint64_t granularity) {
     const auto is_loaded = [gpu](const BufferSpec& buffer) {
       return buffer.gpu == gpu && !buffer.file.empty();
     };
-    loaders = std::max(loaders,
-                       static_cast<uint64_t>(std::ranges::count_if(pod.buffers, is_loaded)));
+    loaders =
+        std::max(loaders, static_cast<uint64_t>(std::ranges::count_if(pod.buffers, is_loaded)));
   }
-  uint64_t sum = Add(PoolBytes(pod, FullestGpu(pod, granularity), granularity),
-                     Times(loaders, kLoaderBytes));
+  uint64_t sum =
+      Add(PoolBytes(pod, FullestGpu(pod, granularity), granularity), Times(loaders, kLoaderBytes));
   for (const auto& [container, bytes] : pod.private_bytes) {
     sum = Add(sum, RoundUp(bytes, granularity));
   }

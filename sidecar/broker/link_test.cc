@@ -2,9 +2,9 @@
 // the broker at most its link. Method: the real broker, and a hand-made plugin.
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 
-#include <atomic>
+#include <chrono>
+#include <future>
 
 #include "contract/protocol/link.h"
 #include "sidecar/broker/testing/broker_process.h"
@@ -86,22 +86,23 @@ TEST(Link, TheSameRefusalIsLoggedOnce) {
   const auto gpu = SomeGpu();
   const TempFolder link;
   const TempFolder folder;
-  std::atomic<int> refused = 0;
+  int refused = 0;
+  std::promise<void> fourth;
   const Plugin plugin(link.path(), [&](int socket, int connection) {
     protocol::LinkWelcome welcome = Plugin::Welcome(gpu);
     if (connection > 1) welcome.version = protocol::kLinkMaxVersion + 1;
     Plugin::Say(socket, LinkKind::kWelcome, welcome);
     if (connection == 1) Plugin::Say(socket, LinkKind::kEnd, protocol::LinkEnd{});
     if (connection > 1 && ++refused < 4) return;
+    if (refused == 4) fourth.set_value();
     protocol::Message message;  // Until the broker disconnects, or ends.
     while (connection > 1 && protocol::Receive(socket, &message, Deadline::AfterMs(kSoonMs))) {
     }
   });
   const BrokerProcess broker(folder.path(), LinkedTo(link.path()));
   ASSERT_TRUE(broker.ready()) << broker.log();
-  const Deadline deadline = Deadline::AfterMs(kSoonMs);
-  while (refused < 4 && !deadline.Passed()) poll(nullptr, 0, 10);
-  ASSERT_GE(refused, 4);
+  ASSERT_EQ(fourth.get_future().wait_for(std::chrono::milliseconds(kSoonMs)),
+            std::future_status::ready);
   const std::string log = broker.log();
   const std::string_view what = "the plugin chose link version";
   const size_t first = log.find(what);

@@ -95,6 +95,7 @@ class Timeout {
 
 /// The C structs under their C++ names; gpushm.h explains the fields.
 using Info = gpushm_info;
+using Reason = gpushm_reason;
 using Holder = gpushm_holder;
 using BrokerInfo = gpushm_broker_info;
 using GpuInfo = gpushm_gpu_info;
@@ -366,6 +367,16 @@ class Client {
       return Error::Last();
     }
     return info;
+  }
+
+  /// Why a buffer has no content: `text` is one line, and "" if nobody stated a reason.
+  /// Experimental.
+  Result<Reason> LookupReason(const std::string& name) const {
+    auto reason = detail::Sized<Reason>();
+    if (gpushm_lookup_reason(handle_, name.c_str(), &reason) != GPUSHM_OK) {
+      return Error::Last();
+    }
+    return reason;
   }
 
   /// All buffers, ordered by name.
