@@ -85,7 +85,8 @@ class CudaApi {
 
   // CUDA version of the driver: 13000 means 13.0.
   int driver_version() const { return driver_version_; }
-  // True for libcuda-sim.so: its times are not those of a GPU, and it does not run kernels.
+  // True for libcuda-sim.so: its times are not those of a GPU, and it runs only the digest's
+  // kernel.
   bool simulated() const { return simulated_; }
   const std::string& path() const { return path_; }
 

@@ -151,19 +151,3 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevi
     return CUDA_SUCCESS;
   });
 }
-
-// Kernels need a GPU.
-CUresult CUDAAPI cuModuleLoadData(CUmodule*, const void*) {
-  return Call("cuModuleLoadData", [](Driver&) { return CUDA_ERROR_NOT_SUPPORTED; });
-}
-CUresult CUDAAPI cuModuleUnload(CUmodule) {
-  return Call("cuModuleUnload", [](Driver&) { return CUDA_ERROR_NOT_SUPPORTED; });
-}
-CUresult CUDAAPI cuModuleGetFunction(CUfunction*, CUmodule, const char*) {
-  return Call("cuModuleGetFunction", [](Driver&) { return CUDA_ERROR_NOT_SUPPORTED; });
-}
-CUresult CUDAAPI cuLaunchKernel(CUfunction, unsigned int, unsigned int, unsigned int, unsigned int,
-                                unsigned int, unsigned int, unsigned int, CUstream, void**,
-                                void**) {
-  return Call("cuLaunchKernel", [](Driver&) { return CUDA_ERROR_NOT_SUPPORTED; });
-}

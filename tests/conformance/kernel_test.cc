@@ -1,6 +1,11 @@
-// Cases that need a kernel, so they run on GPUs only.
+// Cases that need a kernel. The simulated driver runs that of the digest only.
 #include <gtest/gtest.h>
 
+#include <random>
+#include <vector>
+
+#include "platform/base/digest.h"
+#include "platform/transfer/device_digest.h"
 #include "tests/conformance/harness.h"
 
 namespace gpushm::conformance {
@@ -114,6 +119,38 @@ CONFORMANCE_CASE(KernelsGoOnAfterCreatorsDeath, 30) {
   user.channel.Await();
   holder.Kill();
   user.Finish();
+}
+
+// The kernel that the driver compiled gives what the processor gives, for ranges of all lengths and
+// at all addresses.
+CONFORMANCE_CASE(DigestKernelIsThatOfTheProcessor, 60) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    constexpr uint64_t kBytes = 64 * kMiB;
+    const UniqueFd fd = CreateDescriptor(kBytes);
+    const Mapped mapped = MapDescriptor(fd.get(), kBytes);
+    std::mt19937_64 random(1);
+    std::vector<std::byte> bytes(kBytes);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    Must(api.cuMemcpyHtoD(mapped.address(), bytes.data(), kBytes), "cuMemcpyHtoD");
+    std::vector<DeviceRange> ranges = {{mapped.address(), kBytes}, {mapped.address(), 0}};
+    for (uint64_t i = 0; i < 3000; ++i) {
+      // Half of them begin where a tensor does, and many are no whole pieces.
+      const uint64_t size =
+          i % 3 == 0 ? random() % 40 : random() % (i % 50 == 0 ? 8 * kMiB : 50'000);
+      const uint64_t offset = random() % (kBytes - size);
+      ranges.push_back({mapped.address() + (i % 2 == 0 ? offset / 256 * 256 : offset), size});
+    }
+    DeviceDigest digest(api, kBytes, DeviceDigest::Compiler::kHelper);
+    const std::vector<Digest> made = Take(digest.Of(ranges));
+    Expect(digest.by_kernel(), "the driver did not compile the kernel");
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const auto part =
+          std::span(bytes).subspan(ranges[i].address - mapped.address(), ranges[i].bytes);
+      Expect(made[i] == DigestOf(part),
+             Concat("the digest of ", part.size(), " bytes at ", ranges[i].address));
+    }
+  }).Join();
 }
 
 }  // namespace
