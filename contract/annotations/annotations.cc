@@ -88,6 +88,7 @@ class EntryReader : public FieldReader {
   void Field(const YamlNode& key, const YamlNode& value, BufferSpec& buffer);
   void Containers(const YamlNode& value, std::string_view field, std::vector<std::string>& out);
   void File(const YamlNode& value, BufferSpec& buffer);
+  void ContentDigest(const YamlNode& value, BufferSpec& buffer);
   void Gpu(const YamlNode& value, BufferSpec& buffer);
   std::string GpuExample() const;
   void CheckTogether(const BufferSpec& buffer);
@@ -371,6 +372,10 @@ void EntryReader::Field(const YamlNode& key, const YamlNode& value, BufferSpec& 
     Choice(value, name, kExitNames, buffer.on_writer_exit);
   } else if (name == "file") {
     File(value, buffer);
+  } else if (name == "bytes") {
+    buffer.file_bytes = PositiveBytes(value, name).value_or(0);
+  } else if (name == "digest") {
+    ContentDigest(value, buffer);
   } else if (name == "loads") {
     buffer.loads = Bool(value, name).value_or(false);
   } else if (name == "gpu") {
@@ -461,6 +466,17 @@ void EntryReader::File(const YamlNode& value, BufferSpec& buffer) {
   buffer.file = *text;
 }
 
+void EntryReader::ContentDigest(const YamlNode& value, BufferSpec& buffer) {
+  const std::string* const text = Text(value, "digest");
+  if (text == nullptr) return;
+  const auto digest = Digest::Parse(*text);
+  if (digest) {
+    buffer.digest = *digest;
+  } else {
+    Fail(value, "digest", Concat(Quote(*text), " is not g1: and 32 hexadecimal digits"));
+  }
+}
+
 void EntryReader::Gpu(const YamlNode& value, BufferSpec& buffer) {
   const std::string* const text = Text(value, "gpu");
   if (text == nullptr) return;
@@ -512,6 +528,15 @@ void EntryReader::CheckTogether(const BufferSpec& buffer) {
     Fail(*Value("file"), "file",
          Concat(kGpuInFile, " stands for the number of a GPU only in a buffer with gpu: each"),
          EachGpuExample(entry_.key, /*other_name=*/false));
+  }
+  for (const char* const field : {"bytes", "digest"}) {
+    const YamlNode* const announced = Value(field);
+    if (announced == nullptr) continue;
+    if (Value("file") == nullptr) {
+      Fail(*announced, field, "says what the file has, and there is no file");
+    } else if (buffer.file.contains(kGpuInFile)) {
+      Fail(*announced, field, Concat("cannot be that of several files, one for each ", kGpuInFile));
+    }
   }
   CheckWriters(buffer.containers, buffer.writers);
 }

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "platform/base/digest.h"
 #include "platform/base/status.h"
 #include "platform/yaml/error_list.h"
 #include "platform/yaml/quantity.h"
@@ -58,8 +59,10 @@ struct BufferSpec {
   // Exactly as written: "<volume>/<path>", or an absolute path where ParseOptions allow it. Empty
   // if the buffer has no file.
   std::string file{};
-  bool loads = false;  // A client will load it.
-  uint32_t gpu = 0;    // The number of its GPU among those of the pod.
+  uint64_t file_bytes = 0;  // That it must have; 0: any number.
+  Digest digest{};          // That its content must have; empty: any.
+  bool loads = false;       // A client will load it.
+  uint32_t gpu = 0;         // The number of its GPU among those of the pod.
 
   // Whether its initial state is "loading".
   bool StartsLoading() const { return loads || !file.empty(); }

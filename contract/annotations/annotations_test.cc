@@ -92,6 +92,18 @@ TEST(AnnotationsTest, ReadsAWholePod) {
                                     {"decoder", 2 * kGiB}, {"model", kGiB}, {"sink", kGiB}}));
 }
 
+TEST(AnnotationsTest, WhatTheFileMustHave) {
+  const auto pod = ParseAnnotations(
+      {{"buffers.gpushm.io/a",
+        "{size: 1Gi, file: m/w, bytes: 1Mi, digest: g1:0123456789abcdef00000000DEADBEEF}"},
+       {"buffers.gpushm.io/b", "{size: 1Gi, file: m/w}"}});
+  ASSERT_TRUE(pod) << pod.error().ToString();
+  EXPECT_EQ(pod->Find("a")->file_bytes, 1 << 20);
+  EXPECT_EQ(pod->Find("a")->digest.ToString(), "g1:0123456789abcdef00000000deadbeef");
+  EXPECT_EQ(pod->Find("b")->file_bytes, 0U);
+  EXPECT_TRUE(pod->Find("b")->digest.empty());
+}
+
 TEST(AnnotationsTest, WhoMayAttachAndWrite) {
   const auto pod = Must(ParseAnnotations(
       {{"buffers.gpushm.io/all", "1Gi"},

@@ -100,7 +100,7 @@ constexpr std::array<KeyInfo, 19> kAnnotationKeys = {{
      R"("type": "string", "$ref": "#/$defs/positive")", kExperimental},
 }};
 
-constexpr std::array<KeyInfo, 9> kBufferKeys = {{
+constexpr std::array<KeyInfo, 11> kBufferKeys = {{
     {"size", "", "quantity", "required",
      "Bytes of one generation. The driver rounds them up to a multiple of 2Mi.", "8Gi",
      R"("$ref": "#/$defs/positive")"},
@@ -128,6 +128,15 @@ constexpr std::array<KeyInfo, 9> kBufferKeys = {{
      "models/weights.bin",
      R"("type": "string", "maxLength": 1024, "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)"
      R"((/|(/([^./\\n]|[.][^./\\n]|[.][.][^/\\n])[^/\\n]*)+/?)$")"},
+    {"bytes", "", "quantity", "not checked",
+     "How many bytes `file` has, or all files of a model together. The load waits for them, and "
+     "refuses more.",
+     "16060522496, file: models/weights.bin", R"("$ref": "#/$defs/positive")", kExperimental},
+    {"digest", "", "digest", "not checked",
+     "The digest that the content of `file` must have, as `gpushmctl stat` shows it: a file with "
+     "other content is refused. It finds mistakes, not malice.",
+     "\"g1:0123456789abcdef0123456789abcdef\", file: models/weights.bin",
+     R"("type": "string", "pattern": "^g1:[0-9a-fA-F]{32}$")", kExperimental},
     {"loads", "", "`true` or `false`", "false",
      "One of its writers will load it, for example by `gpushmctl load`. Attaching waits for the "
      "load.",

@@ -65,8 +65,8 @@
 namespace gpushm::protocol {
 
 inline constexpr uint32_t kLinkMagic = 0x4b4c5347;  // "GSLK"
-inline constexpr uint16_t kLinkMinVersion = 10;
-inline constexpr uint16_t kLinkMaxVersion = 10;
+inline constexpr uint16_t kLinkMinVersion = 11;
+inline constexpr uint16_t kLinkMaxVersion = 11;
 // In the headers of Hello and Welcome.
 inline constexpr uint16_t kLinkHelloVersion = 1;
 
@@ -222,8 +222,9 @@ static_assert(sizeof(LinkBlock) == 24);
 struct LinkContent {
   uint64_t generation;
   uint64_t content_bytes;
+  Digest digest{};  // Of these bytes, if it is known.
 };
-static_assert(sizeof(LinkContent) == 16);
+static_assert(sizeof(LinkContent) == 32);
 
 // The description of a generation. 0 bytes: it has none any more.
 struct LinkDescription {

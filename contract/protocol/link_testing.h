@@ -79,7 +79,7 @@ inline LinkBlock ValidLink() {
 }
 template <>
 inline LinkContent ValidLink() {
-  return {.generation = 7, .content_bytes = 100};
+  return {.generation = 7, .content_bytes = 100, .digest = {{5, 6}}};
 }
 template <>
 inline LinkDescription ValidLink() {

@@ -259,6 +259,7 @@ Result<void> Validate(const ContentRequest& m) {
       .Reserved(m.reserved)
       .NotZero("lease_id", m.lease_id)
       .Range("complete", m.complete, 0, 1)
+      .That(m.complete == 1 || m.digest.empty(), "a digest of content that is not complete")
       .result();
 }
 template <>

@@ -32,6 +32,7 @@
 #include <type_traits>
 
 #include "contract/limits.h"
+#include "platform/base/digest.h"
 #include "platform/base/name.h"
 #include "platform/base/status.h"
 
@@ -325,8 +326,9 @@ struct ContentRequest {
   uint64_t loaded_bytes;
   uint32_t complete;  // 0: LOADING. 1: READY, or still unpublished.
   uint32_t reserved;
+  Digest digest{};  // Of these bytes, if the writer knows it and they are complete.
 };
-static_assert(sizeof(ContentRequest) == 24);
+static_assert(sizeof(ContentRequest) == 40);
 
 // One line of text, padded with NUL.
 using LineField = std::array<char, limits::kReasonBytes + 1>;

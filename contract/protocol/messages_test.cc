@@ -240,6 +240,7 @@ TEST(Messages, ContentRules) {
   ExpectBroken<C>("reserved", [](C* b) { b->reserved = 1; });
   ExpectBroken<C>("lease_id is 0", [](C* b) { b->lease_id = 0; });
   ExpectBroken<C>("must be 0 or 1", [](C* b) { b->complete = 2; });
+  ExpectBroken<C>("a digest of content that is not complete", [](C* b) { b->complete = 0; });
   using A = AnnounceDescriptorRequest;
   ExpectBroken<A>("reserved", [](A* b) { b->reserved = 1; });
   ExpectBroken<EmptyReply>("reserved", [](EmptyReply* b) { b->reserved = 1; });

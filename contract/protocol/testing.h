@@ -125,7 +125,7 @@ inline MakePageRequest Valid() {
 }
 template <>
 inline ContentRequest Valid() {
-  return {.lease_id = 1, .loaded_bytes = 2, .complete = 1, .reserved = 0};
+  return {.lease_id = 1, .loaded_bytes = 2, .complete = 1, .reserved = 0, .digest = {{5, 6}}};
 }
 template <>
 inline ReasonRequest Valid() {

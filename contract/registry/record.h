@@ -18,6 +18,7 @@
 
 #include "contract/limits.h"
 #include "contract/registry/layout.h"
+#include "platform/base/digest.h"
 #include "platform/base/name.h"
 #include "platform/base/status.h"
 
@@ -95,13 +96,15 @@ struct BufferRecord {
   uint64_t loaded_bytes = 0;  // Bytes of size_bytes that have their content; see ContentBytes.
   Name creator;               // Container that created or offered it; empty: declared by the pod.
   uint64_t description_bytes = 0;  // Of the description of this generation; 0: it has none.
+  // Of its content (docs/design/digest.md), if it is known.
+  Digest digest{};
 
   friend bool operator==(const BufferRecord&, const BufferRecord&) = default;
 };
 static_assert(std::is_trivially_copyable_v<BufferRecord>);
 static_assert(std::has_unique_object_representations_v<BufferRecord>,
               "no padding, because it is copied");
-static_assert(sizeof(BufferRecord) == 208 && alignof(BufferRecord) == 8);
+static_assert(sizeof(BufferRecord) == 224 && alignof(BufferRecord) == 8);
 static_assert(offsetof(BufferRecord, name) == 0);
 static_assert(offsetof(BufferRecord, generation) == 64);
 static_assert(offsetof(BufferRecord, size_bytes) == 72);
@@ -114,6 +117,7 @@ static_assert(offsetof(BufferRecord, created_unix_ns) == 120);
 static_assert(offsetof(BufferRecord, loaded_bytes) == 128);
 static_assert(offsetof(BufferRecord, creator) == 136);
 static_assert(offsetof(BufferRecord, description_bytes) == 200);
+static_assert(offsetof(BufferRecord, digest) == 208);
 
 // Number of bytes, from the start of the buffer, that are content: the bytes that were loaded or
 // that the writer gave; all of size_bytes if nobody gave a number.

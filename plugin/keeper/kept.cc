@@ -192,6 +192,7 @@ Result<void> Kept::Apply(const protocol::LinkContent& content) {
                          content.generation, ", which has ", generation->second.stated.size_bytes));
   }
   generation->second.content_bytes = content.content_bytes;
+  generation->second.digest = content.digest;
   return {};
 }
 
@@ -401,7 +402,9 @@ bool Kept::Next(Cursor* cursor, Statement* statement) const {
     while (advance(generations_, Stage::kDescriptions, &generation)) {
       const std::optional<uint64_t> bytes = generation->second.content_bytes;
       if (!bytes) continue;
-      Encode(LinkKind::kContent, protocol::LinkContent{generation->first, *bytes}, -1, statement);
+      Encode(LinkKind::kContent,
+             protocol::LinkContent{generation->first, *bytes, generation->second.digest}, -1,
+             statement);
       return true;
     }
   }

@@ -92,6 +92,7 @@ class Kept {
     UniqueFd memory;            // vmm
     std::vector<Block> blocks;  // As many as were stated so far; see stated.blocks.
     std::optional<uint64_t> content_bytes;
+    Digest digest;  // Of these bytes, for the next broker.
     UniqueFd description;
     uint64_t description_bytes = 0;
     uint64_t description_round = 0;

@@ -234,11 +234,14 @@ TEST(Kept, ContentGoesWithItsGeneration) {
   EXPECT_FALSE(kept.Apply(protocol::LinkContent{10, uint64_t{1} << 40})) << "more than its size";
   EXPECT_EQ(Dump(kept), before);
   ASSERT_TRUE(kept.Apply(protocol::LinkContent{10, 5}));
-  ASSERT_TRUE(kept.Apply(protocol::LinkContent{10, 0}));
+  const Digest digest{{3, 4}};
+  ASSERT_TRUE(kept.Apply(protocol::LinkContent{10, 0, digest}));
   ASSERT_TRUE(kept.Apply(GenerationOf("a", 10), UniqueFd())) << "published, with the same content";
   EXPECT_EQ(kept.generations().at(10).content_bytes, 0U);
   EXPECT_EQ(Dump(kept).size(), before.size() + 1);
-  EXPECT_EQ(CopyOf(kept).generations().at(10).content_bytes, 0U);
+  const Kept copy = CopyOf(kept);
+  EXPECT_EQ(copy.generations().at(10).content_bytes, 0U);
+  EXPECT_EQ(copy.generations().at(10).digest, digest);
   kept.Apply(DropOf(LinkDropped::kGeneration, 10));
   EXPECT_EQ(Dump(kept).size(), before.size() - 2) << "its lease is left out too";
 }

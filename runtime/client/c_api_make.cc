@@ -1,8 +1,11 @@
 // The C ABI: making buffers, offering memory, files.
 #include "contract/limits.h"
+#include "platform/base/quote.h"
 #include "platform/transfer/crew.h"
 #include "platform/transfer/transfer_engine.h"
 #include "runtime/client/c_api_support.h"
+#include "runtime/client/content_digest.h"
+#include "runtime/client/open_file.h"
 
 namespace gc = gpushm::client;
 using gpushm::Concat;
@@ -93,6 +96,15 @@ struct TransferRequest {
   Wait wait;
 };
 
+Result<Digest> ParseDigest(const char* text) {
+  const auto digest = Digest::Parse(std::string_view(text, strnlen(text, GPUSHM_DIGEST_BYTES)));
+  if (digest) return *digest;
+  return Fail(
+      Code::kInvalidArgument,
+      Concat("transfer_options.digest is ", Quote(std::string_view(text, strnlen(text, 80)))),
+      "use the text of a digest: \"g1:\" and 32 hexadecimal digits");
+}
+
 Result<TransferRequest> ReadTransfer(const char* path, const gpushm_transfer_options* options,
                                      const gpushm_transfer_result* result) {
   if (path == nullptr && options == nullptr) {
@@ -144,6 +156,11 @@ Result<TransferRequest> ReadTransfer(const char* path, const gpushm_transfer_opt
                            .format = static_cast<Format>(given->format),
                            .announced = {.bytes = given->bytes},
                            .progress = {}};
+  if (given->digest != nullptr) {
+    const auto digest = ParseDigest(given->digest);
+    if (!digest) return std::unexpected(digest.error());
+    transfer.announced.digest = *digest;
+  }
   if (given->progress != nullptr) {
     transfer.progress = [progress = given->progress, user = given->user](uint64_t done_bytes,
                                                                          uint64_t total_bytes) {
@@ -164,6 +181,7 @@ void WriteResult(const TransferOutcome& moved, gpushm_transfer_result* result) {
   filled.file_reason = static_cast<uint32_t>(moved.file.reason);
   filled.moving_ns = moved.moving_ns;
   filled.link_bytes_per_second = moved.link_bytes_per_second;
+  CopyDigest(moved.digest, filled.digest);
   WriteInfo(filled, result, result->struct_size);
 }
 
@@ -230,6 +248,41 @@ gpushm_status gpushm_attachment_publish(gpushm_attachment* attachment) {
     auto done = a->facts().client->Publish(a, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
     if (done) return done;
     return std::unexpected(done.error().WithContext(Concat("publish \"", a->facts().name, "\"")));
+  });
+}
+
+gpushm_status gpushm_attachment_digest(gpushm_attachment* attachment,
+                                       char digest[GPUSHM_DIGEST_BYTES]) {
+  gc::Attachment* const a = gc::FromHandle(attachment);
+  if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
+  return gc::Enter(a->facts().client, [&]() -> Result<void> {
+    if (digest == nullptr) return gc::CheckArgument(false, "digest is NULL");
+    const auto wait = gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS);
+    const auto made = a->facts().client->DigestOfContent(a, wait);
+    if (!made) {
+      return std::unexpected(
+          made.error().WithContext(Concat("make the digest of \"", a->facts().name, "\"")));
+    }
+    gc::CopyDigest(*made, digest);
+    return {};
+  });
+}
+
+gpushm_status gpushm_file_digest(const char* path, uint32_t format,
+                                 char digest[GPUSHM_DIGEST_BYTES]) {
+  return gc::Enter(nullptr, [&]() -> Result<void> {
+    if (path == nullptr || digest == nullptr || format > GPUSHM_FORMAT_TENSORS) {
+      return gc::CheckArgument(false, "path or digest is NULL, or format is no gpushm_format");
+    }
+    gc::TransferOptions options;
+    options.file_way = gpushm::FileWay::kCached;  // Reads without O_DIRECT.
+    options.format = static_cast<gc::Format>(format);
+    const auto source = gc::LoadSource::Open({.path = path}, options);
+    if (!source) return std::unexpected(source.error());
+    const auto made = gc::DigestOf(*source);
+    if (!made) return std::unexpected(made.error());
+    gc::CopyDigest(*made, digest);
+    return {};
   });
 }
 

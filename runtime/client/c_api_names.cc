@@ -68,6 +68,7 @@ gpushm_info ToInfo(const registry::BufferRecord& record) {
   info.content_bytes = registry::ContentBytes(record);
   info.description_bytes = record.description_bytes;
   info.gpu = record.gpu_number;
+  CopyDigest(record.digest, info.digest);
   return info;
 }
 

@@ -238,5 +238,9 @@ void CopyText(char (&to)[N], std::string_view text) {
   std::memset(to, 0, N);
   text.copy(to, N - 1);
 }
+inline void CopyDigest(const Digest& digest, char* to) {
+  std::memset(to, 0, GPUSHM_DIGEST_BYTES);
+  digest.ToString().copy(to, GPUSHM_DIGEST_BYTES - 1);
+}
 
 }  // namespace gpushm::client

@@ -28,6 +28,7 @@
 
 #include "contract/registry/reader.h"
 #include "contract/sync/page.h"
+#include "platform/base/digest.h"
 #include "platform/base/status.h"
 #include "platform/driver/device.h"
 #include "platform/transfer/file_way.h"
@@ -126,6 +127,7 @@ struct TransferFile {
 // What the caller says of the content that is to be loaded.
 struct Announced {
   uint64_t bytes = 0;  // Of the file, all files of a model, or the stream; 0: nothing is said.
+  Digest digest{};     // Empty: nothing is said.
 };
 
 struct TransferOptions {
@@ -135,7 +137,7 @@ struct TransferOptions {
   uint32_t threads = 0;  // See TransferJob; 0 means none.
   bool whole = false;    // For a save: the whole buffer, not only its content.
   Format format = Format::kAuto;
-  Announced announced;  // For a load.
+  Announced announced{};  // For a load.
   // Returning false stops the transfer. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
@@ -146,6 +148,7 @@ struct TransferOutcome {
   FilePlan file;
   int64_t moving_ns = 0;
   uint64_t link_bytes_per_second = 0;
+  Digest digest{};  // Of what was loaded, if it was made.
 };
 
 // An open signal, barrier or ring. The client ends it when it closes, if that was not done before.
@@ -251,6 +254,8 @@ class Client final : private SessionObserver {
                                const TransferOptions& options, const Wait& wait);
   Result<TransferOutcome> Save(Attachment* attachment, const TransferFile& to,
                                const TransferOptions& options, const Wait& wait);
+  // Reads the GPU's memory. An unpublished generation keeps the digest, for those who will see it.
+  Result<Digest> DigestOfContent(Attachment* attachment, const Wait& wait);
 
  private:
   struct Key {
@@ -395,7 +400,7 @@ class Client final : private SessionObserver {
     bool changed = false;
     bool begun = false;
   };
-  Result<TransferOutcome> FillOnce(Attachment* attachment, const LoadSource& source,
+  Result<TransferOutcome> FillOnce(Attachment* attachment, const LoadSource& source, bool detaches,
                                    const TransferOptions& options, const Wait& wait, Attempt* now);
   // The part of Load for which the attachment says that a load is running.
   Result<TransferOutcome> LoadAttached(Attachment* attachment, const TransferFile& from,
@@ -441,7 +446,9 @@ class Client final : private SessionObserver {
   // Without effect if the buffer has its content. Nobody is told that it cannot be told.
   void StateReason(std::string_view name, const Status& why);
   Result<void> ReportContent(const Attachment& attachment, uint64_t loaded_bytes, bool complete,
-                             const Wait& wait);
+                             const Wait& wait, const Digest& digest = {});
+  // Whether all bytes of the generation are there.
+  Result<void> CheckWhole(const Attachment& attachment) const;
 
   const ClientOptions options_;
   const Handle handle_{HandleKind::kClient, this};

@@ -20,7 +20,7 @@ Result<void> Client::SetContent(Attachment* attachment, uint64_t content_bytes, 
 }
 
 Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded_bytes,
-                                   bool complete, const Wait& wait) {
+                                   bool complete, const Wait& wait, const Digest& digest) {
   const Result<SessionLock> lock = session_.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
   if (attachment.orphaned())
@@ -30,7 +30,8 @@ Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded
   const protocol::ContentRequest request{.lease_id = lease.id,
                                          .loaded_bytes = loaded_bytes,
                                          .complete = complete ? 1u : 0u,
-                                         .reserved = 0};
+                                         .reserved = 0,
+                                         .digest = digest};
   const auto reply =
       session_.Ask<protocol::EmptyReply>(*lock, Kind::kContent, request, wait.answer,
                                          {.loss = Call::Loss::kRepeatable, .serial = lease.serial});

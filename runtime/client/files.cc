@@ -1,6 +1,7 @@
 // Loading buffers from files and saving them.
 #include <poll.h>
 
+#include <optional>
 #include <utility>
 
 #include "contract/tensors/plan.h"
@@ -11,6 +12,7 @@
 #include "platform/transfer/transfer_engine.h"
 #include "runtime/client/borrowed_context.h"
 #include "runtime/client/client.h"
+#include "runtime/client/content_digest.h"
 #include "runtime/client/open_file.h"
 
 namespace gpushm::client {
@@ -81,26 +83,6 @@ Result<void> FailRunning() {
   return Fail(Code::kBusy, "a load into this attachment is running", "wait until it has returned");
 }
 
-// Whether all bytes of the generation are there, to save them.
-Result<void> CheckWhole(const Client& client, const Attachment& attachment) {
-  const Attachment::Facts& facts = attachment.facts();
-  if (attachment.fill() == Attachment::Fill::kRunning) return FailRunning();
-  const auto found = client.Lookup(facts.name);
-  const bool shown = found && found->record.generation == facts.generation;
-  if (shown && found->record.state == registry::BufferState::kLoading) {
-    return Fail(Code::kLoading,
-                Concat(found->record.loaded_bytes, " of ", facts.size_bytes, " bytes are loaded"),
-                "wait for it: gpushm_wait");
-  }
-  if (attachment.fill() == Attachment::Fill::kFailed ||
-      (shown && found->record.state == registry::BufferState::kFailed)) {
-    return Fail(Code::kSystem,
-                Concat("the last load into generation ", facts.generation, " failed"),
-                "load it again");
-  }
-  return {};
-}
-
 TransferJob JobFor(const OpenFile& file, const TransferOptions& options) {
   TransferJob job;
   job.file = file.fd;
@@ -117,7 +99,16 @@ TransferOutcome OutcomeOf(const TransferReport& report) {
           .elapsed_ns = 0,
           .file = {.way = report.way},
           .moving_ns = report.moving_ns,
-          .link_bytes_per_second = report.link_bytes_per_second};
+          .link_bytes_per_second = report.link_bytes_per_second,
+          .digest = {}};
+}
+
+Result<void> CheckDigest(const LoadSource& source, const Digest& announced, const Digest& digest) {
+  if (announced.empty() || announced == digest) return {};
+  return Fail(Code::kInvalidArgument,
+              Concat(source.name, " has the digest ", digest.ToString(), ", but ",
+                     announced.ToString(), " was announced"),
+              "load the file that was meant, or announce this digest");
 }
 
 }  // namespace
@@ -266,12 +257,31 @@ Result<TransferOutcome> Client::Save(std::string_view name, const TransferFile& 
   });
 }
 
+Result<void> Client::CheckWhole(const Attachment& attachment) const {
+  const Attachment::Facts& facts = attachment.facts();
+  if (attachment.fill() == Attachment::Fill::kRunning) return FailRunning();
+  const auto found = Lookup(facts.name);
+  const bool shown = found && found->record.generation == facts.generation;
+  if (shown && found->record.state == registry::BufferState::kLoading) {
+    return Fail(Code::kLoading,
+                Concat(found->record.loaded_bytes, " of ", facts.size_bytes, " bytes are loaded"),
+                "wait for it: gpushm_wait");
+  }
+  if (attachment.fill() == Attachment::Fill::kFailed ||
+      (shown && found->record.state == registry::BufferState::kFailed)) {
+    return Fail(Code::kSystem,
+                Concat("the last load into generation ", facts.generation, " failed"),
+                "load it again");
+  }
+  return {};
+}
+
 Result<TransferOutcome> Client::Save(Attachment* attachment, const TransferFile& to,
                                      const TransferOptions& options, const Wait& wait) {
   const int64_t start_ns = MonotonicNs();
   const Attachment::Facts& facts = attachment->facts();
   if (auto can = CheckMovable(attachment); !can) return std::unexpected(can.error());
-  if (auto whole = CheckWhole(*this, *attachment); !whole) return std::unexpected(whole.error());
+  if (auto whole = CheckWhole(*attachment); !whole) return std::unexpected(whole.error());
   // The registry knows only of the current generation's description, so the broker must answer.
   const auto tensors = FindTensors(
       facts.name, {.number = facts.generation, .size_bytes = facts.size_bytes, .described = true},
@@ -368,7 +378,7 @@ Result<TransferOutcome> Client::LoadHere(std::string_view name, LoadSource* sour
 Result<TransferOutcome> Client::Fill(Attachment* attachment, LoadSource* source, bool detaches,
                                      const TransferOptions& options, const Wait& wait) {
   Attempt now;
-  Result<TransferOutcome> loaded = FillOnce(attachment, *source, options, wait, &now);
+  Result<TransferOutcome> loaded = FillOnce(attachment, *source, detaches, options, wait, &now);
   // READY waits for files that stay as they are. The buffer is LOADING meanwhile.
   for (int attempt = 2; !loaded && now.changed && !wait.dont_wait; ++attempt) {
     const std::string why = Concat("attempt ", attempt, ", because ", loaded.error().what());
@@ -388,7 +398,7 @@ Result<TransferOutcome> Client::Fill(Attachment* attachment, LoadSource* source,
       *source = std::move(*opened);
       auto fits = CheckFits(*source, attachment->facts().size_bytes);
       if (!fits) return std::unexpected(fits.error());
-      return FillOnce(attachment, *source, options, wait, &now);
+      return FillOnce(attachment, *source, detaches, options, wait, &now);
     }();
     if (!loaded && !now.changed) loaded = std::unexpected(loaded.error().WithContext(why));
   }
@@ -402,8 +412,8 @@ Result<TransferOutcome> Client::Fill(Attachment* attachment, LoadSource* source,
 }
 
 Result<TransferOutcome> Client::FillOnce(Attachment* attachment, const LoadSource& source,
-                                         const TransferOptions& options, const Wait& wait,
-                                         Attempt* now) {
+                                         bool detaches, const TransferOptions& options,
+                                         const Wait& wait, Attempt* now) {
   const Attachment::Facts& facts = attachment->facts();
   const bool published = !attachment->unpublished();
   const OpenFile& first = source.parts.front().file;
@@ -414,6 +424,8 @@ Result<TransferOutcome> Client::FillOnce(Attachment* attachment, const LoadSourc
     if (!description) return std::unexpected(description.error());
   }
   TransferJob job = JobFor(first, options);
+  // Somebody who goes on writing would make another content of it.
+  const bool keeps_digest = detaches && CountOf(*attachment) == 1;
   // Its pages are unregistered at the end, when everybody knows that the content is complete.
   PageWindow window;
   job.window = &window;
@@ -440,6 +452,12 @@ Result<TransferOutcome> Client::FillOnce(Attachment* attachment, const LoadSourc
     }
     return going.has_value();
   };
+  std::optional<DeviceDigest> digests;
+  if (keeps_digest || !options.announced.digest.empty()) {
+    digests.emplace(
+        **Driver(), room_bytes,
+        options.threads == 0 ? DeviceDigest::Compiler::kHere : DeviceDigest::Compiler::kHelper);
+  }
   const Result<TransferReport> copied = CopyParts(source, job, progress);
   if (!going) return std::unexpected(going.error());
   if (!copied) {
@@ -454,16 +472,33 @@ Result<TransferOutcome> Client::FillOnce(Attachment* attachment, const LoadSourc
   if (auto whole = source.CheckStream(options.announced, copied->bytes); !whole) {
     return std::unexpected(whole.error());
   }
+  Digest digest;
+  if (digests) {
+    const auto made = DigestOf({.address = facts.address,
+                                .size_bytes = facts.size_bytes,
+                                .content_bytes = copied->bytes,
+                                .description = source.table},
+                               &*digests);
+    if (!made) return std::unexpected(made.error());
+    digest = *made;
+    if (auto right = CheckDigest(source, options.announced.digest, digest); !right) {
+      return std::unexpected(right.error());
+    }
+  }
   if (source.has_tensors()) {
     if (auto done = SendDescription(*attachment, *description, source.table.size(), wait); !done) {
       return std::unexpected(done.error());
     }
   }
-  if (auto done = ReportContent(*attachment, copied->bytes, true, wait); !done) {
+  if (auto done =
+          ReportContent(*attachment, copied->bytes, true, wait, keeps_digest ? digest : Digest());
+      !done) {
     return std::unexpected(done.error());
   }
   KeepLink(facts.gpu, Direction::kLoad, copied->link_bytes_per_second);
-  return OutcomeOf(*copied);
+  TransferOutcome outcome = OutcomeOf(*copied);
+  outcome.digest = digest;
+  return outcome;
 }
 
 Result<TransferReport> Client::CopyParts(const LoadSource& source, TransferJob job,

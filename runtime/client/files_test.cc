@@ -269,8 +269,10 @@ TEST_F(ClientTest, LoadsWithTheThreadsThatWereAskedFor) {
   const size_t of_driver =
       threads_of(GPUSHM_NO_THREADS);  // The simulated driver has one thread for each stream.
   EXPECT_EQ(of_driver, kTransferChunks);
-  EXPECT_EQ(threads_of(5), of_driver + 5);
-  EXPECT_EQ(threads_of(0), of_driver + UsefulHelpers());
+  // One more compiles the kernel of the digest, in the beginning.
+  EXPECT_THAT(threads_of(5), ::testing::AnyOf(of_driver + 5, of_driver + 6));
+  EXPECT_THAT(threads_of(0),
+              ::testing::AnyOf(of_driver + UsefulHelpers(), of_driver + UsefulHelpers() + 1));
 }
 
 TEST_F(ClientTest, LoadsThePagesOfAFile) {

@@ -110,6 +110,18 @@ CLI::Option* AddBytesOption(CLI::App* app, const std::string& names, uint64_t* b
       });
 }
 
+CLI::Option* AddFormatOption(CLI::App* app, std::string* format, const std::string& help) {
+  return app->add_option("--format", *format, help)
+      ->check(CLI::IsMember({"auto", "raw", "tensors"}))
+      ->capture_default_str();
+}
+
+uint32_t FormatOf(std::string_view format) {
+  return format == "raw"       ? GPUSHM_FORMAT_RAW
+         : format == "tensors" ? GPUSHM_FORMAT_TENSORS
+                               : GPUSHM_FORMAT_AUTO;
+}
+
 CLI::Option* AddDurationOption(CLI::App* app, const std::string& names,
                                std::function<void(int64_t duration_ms)> set,
                                const std::string& help) {
@@ -154,6 +166,7 @@ std::unique_ptr<CLI::App> MakeApp(Context* context) {
   AddGpuCommands(app.get(), context);
   AddClaimCommand(app.get(), context);
   AddTransferCommands(app.get(), context);
+  AddVerifyCommand(app.get(), context);
   AddMakeCommands(app.get(), context);
   AddWaitCommand(app.get(), context);
   AddDoctorCommand(app.get(), context);

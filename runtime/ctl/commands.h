@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "platform/base/status.h"
 #include "runtime/ctl/connection.h"
@@ -43,6 +44,7 @@ void AddWaitCommand(CLI::App* app, Context* context);        // wait
 void AddTopCommand(CLI::App* app, Context* context);         // top
 void AddMakeCommands(CLI::App* app, Context* context);       // create, rm
 void AddTransferCommands(CLI::App* app, Context* context);   // load, save
+void AddVerifyCommand(CLI::App* app, Context* context);      // verify
 void AddGpuCommands(CLI::App* app, Context* context);        // gpu ls, gpu drain, gpu undrain
 void AddClaimCommand(CLI::App* app, Context* context);       // claim
 void AddDoctorCommand(CLI::App* app, Context* context);      // doctor
@@ -54,6 +56,9 @@ Result<ExitCode> PrintDone(std::string_view text);
 // Option values of this project's own types. Parsing refuses bad ones with a reason.
 CLI::Option* AddBytesOption(CLI::App* app, const std::string& names, uint64_t* bytes,
                             const std::string& help);
+// --format: auto, raw or tensors. FormatOf: a gpushm_format.
+CLI::Option* AddFormatOption(CLI::App* app, std::string* format, const std::string& help);
+uint32_t FormatOf(std::string_view format);
 CLI::Option* AddDurationOption(CLI::App* app, const std::string& names,
                                std::function<void(int64_t duration_ms)> set,
                                const std::string& help);

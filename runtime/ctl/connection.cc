@@ -60,6 +60,7 @@ Result<gpushm_transfer_result> Transfer(int standard, const std::string& path,
   options.whole = settings.whole ? 1 : 0;
   options.format = settings.format;
   options.bytes = settings.bytes;
+  if (!settings.digest.empty()) options.digest = settings.digest.c_str();
   options.descriptor = standard;
   options.timeout_ms = settings.timeout_ms;
   if (settings.progress) {
@@ -260,6 +261,7 @@ Result<gpushm_transfer_result> Connection::LoadNext(const std::string& name,
   gpushm_attachment_info info;
   GPUSHM_INIT(&info);
   auto done = CheckStatus(gpushm_attachment_get_info(next.get(), &info));
+  if (done) done = CheckStatus(gpushm_attachment_digest(next.get(), moved->digest));
   if (done) done = CheckStatus(gpushm_attachment_publish(next.get()));
   if (!done) return std::unexpected(done.error());
   *generation = info.generation;
@@ -272,6 +274,35 @@ Result<gpushm_transfer_result> Connection::Save(const std::string& name, const s
                   [&](const char* file, const auto* options, auto* result) {
                     return gpushm_save(client_.get(), name.c_str(), file, options, result);
                   });
+}
+
+Result<Connection::Content> Connection::ContentOf(const std::string& name, int64_t timeout_ms) {
+  gpushm_attach_options options;
+  GPUSHM_INIT(&options);
+  options.timeout_ms = timeout_ms;
+  gpushm_attachment* made = nullptr;
+  if (auto done = CheckStatus(gpushm_attach(client_.get(), name.c_str(), &options, &made)); !done) {
+    return std::unexpected(done.error());
+  }
+  const auto detach = [](gpushm_attachment* held) { gpushm_attachment_detach(held, nullptr); };
+  const std::unique_ptr<gpushm_attachment, decltype(detach)> attached(made, detach);
+  gpushm_attachment_info info;
+  GPUSHM_INIT(&info);
+  char digest[GPUSHM_DIGEST_BYTES];
+  auto done = CheckStatus(gpushm_attachment_get_info(made, &info));
+  if (done) done = CheckStatus(gpushm_attachment_digest(made, digest));
+  if (!done) return std::unexpected(done.error());
+  Content content{.generation = info.generation, .digest = digest, .kept = ""};
+  const auto now = Lookup(name);
+  if (now && now->generation == info.generation) content.kept = now->digest;
+  return content;
+}
+
+Result<std::string> Connection::FileDigest(const std::string& path, uint32_t format) {
+  char digest[GPUSHM_DIGEST_BYTES];
+  auto done = CheckStatus(gpushm_file_digest(path.c_str(), format, digest));
+  if (!done) return std::unexpected(done.error());
+  return std::string(digest);
 }
 
 }  // namespace gpushm::ctl

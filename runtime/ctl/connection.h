@@ -37,6 +37,7 @@ struct TransferSettings {
   bool whole = false;
   uint32_t format = GPUSHM_FORMAT_AUTO;
   uint64_t bytes = 0;  // To load: that must come; 0: not said.
+  std::string digest;  // Empty: any content.
   int64_t timeout_ms = 0;
   // Returning false stops the transfer. May be empty.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
@@ -82,6 +83,15 @@ class Connection {
                                           uint64_t* generation);
   Result<gpushm_transfer_result> Save(const std::string& name, const std::string& path,
                                       const TransferSettings& settings);
+
+  // What the GPU's memory has, and what a load said of it.
+  struct Content {
+    uint64_t generation = 0;
+    std::string digest;
+    std::string kept;  // Empty: nobody made one.
+  };
+  Result<Content> ContentOf(const std::string& name, int64_t timeout_ms);
+  static Result<std::string> FileDigest(const std::string& path, uint32_t format);
 
  private:
   struct Close {

@@ -9,7 +9,8 @@ namespace {
 constexpr std::array<ExitCodeRow, 14> kRows = {{
     {ExitCode::kOk, "done (doctor: nothing failed)"},
     {ExitCode::kFailure,
-     "another error: a system call or an internal error (doctor: something failed)"},
+     "another error: a system call or an internal error (doctor: something failed; verify: "
+     "other content)"},
     {ExitCode::kUsage,
      "wrong arguments, an invalid request, or a file that cannot be loaded as it is"},
     {ExitCode::kNotFound, "no buffer, file or GPU with that name"},

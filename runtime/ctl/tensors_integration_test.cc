@@ -103,6 +103,64 @@ TEST_F(CtlTensorsTest, AModelIsLaidOutListedAndSavedAgain) {
               AllOf(HasSubstr(R"("__metadata__":{"format":"pt"})"), HasSubstr(R"("shape":[77])")));
 }
 
+// Goal: the digest is that of the tensors, whatever the way in. Method: one file, an index and a
+// folder with other shards, order and padding, and the next generation.
+TEST_F(CtlTensorsTest, TheDigestIsThatOfTheTensors) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string one = (dir_ / "one.safetensors").string();
+  std::ofstream(one, std::ios::binary) << Safetensors({a_, b_, c_});
+  const std::string index = model() + "/model.safetensors.index.json";
+  const auto digest = [&] {
+    const std::string json = Ctl({"stat", "weights", "-o", "json"}).out;
+    const size_t at = json.find("\"digest\": \"g1:");
+    return at == std::string::npos ? "" : json.substr(at + 11, 35);
+  };
+  EXPECT_EQ(digest(), "") << "nobody loaded it";
+  ASSERT_EQ(Ctl({"load", one, "weights"}).code, 0);
+  const std::string first = digest();
+  ASSERT_EQ(first.size(), 35U);
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("digest:      " + first));
+  for (const std::string& way : {index, model(), one}) {
+    SCOPED_TRACE(way);
+    const Output loaded = Ctl({"load", way, "weights", "--digest", first, "-o", "json"});
+    ASSERT_EQ(loaded.code, 0) << loaded.err;
+    EXPECT_THAT(loaded.out, HasSubstr("\"digest\": \"" + first + "\""));
+    EXPECT_EQ(digest(), first);
+    EXPECT_EQ(Ctl({"verify", "weights", way}).code, 0);
+    ASSERT_EQ(Ctl({"load", way, "weights", "--next"}).code, 0);
+    EXPECT_EQ(digest(), first) << "the next generation";
+  }
+  const Output verified = Ctl({"verify", "weights"});
+  EXPECT_EQ(verified.code, 0) << verified.err;
+  EXPECT_THAT(verified.out, HasSubstr(first + ", the same as of the load"));
+  ASSERT_EQ(Ctl({"load", one, "weights", "--format", "raw", "--next"}).code, 0);
+  EXPECT_NE(digest(), first) << "bytes are no tensors";
+  EXPECT_EQ(Ctl({"verify", "weights", one}).code, 1);
+  EXPECT_EQ(Ctl({"verify", "weights", one, "--format", "raw"}).code, 0);
+}
+
+// Goal: a buffer is never READY with other content than --digest announces.
+TEST_F(CtlTensorsTest, OtherContentThanAnnouncedIsRefused) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  ASSERT_EQ(Ctl({"load", model(), "weights"}).code, 0);
+  const std::string other = "g1:0123456789abcdef0123456789abcdef";
+  const Output next = Ctl({"load", model(), "weights", "--next", "--digest", other});
+  EXPECT_EQ(next.code, 2);
+  EXPECT_EQ(Ctl({"verify", "weights"}).code, 0) << "the former generation stays";
+  const Output wrong = Ctl({"verify", "weights", "--digest", other, "-o", "json"});
+  EXPECT_EQ(wrong.code, 1);
+  EXPECT_THAT(wrong.out,
+              AllOf(HasSubstr("\"expected\": \"" + other), HasSubstr("\"equal\": false")));
+  const Output refused = Ctl({"load", model(), "weights", "--digest", other});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("llama has the digest g1:"), HasSubstr(other)));
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("failed"));
+  EXPECT_EQ(Ctl({"load", model(), "weights", "--digest", "g1:5"}).code, 2);
+  EXPECT_EQ(Ctl({"verify", "weights", model(), "--digest", other}).code, 2) << "one of the two";
+}
+
 TEST_F(CtlTensorsTest, TheFormatCanBeChosen) {
   StartBroker();
   ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);

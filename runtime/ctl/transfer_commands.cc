@@ -36,6 +36,7 @@ struct TransferArguments {
   bool stay = false;
   uint64_t bytes = 0;  // That must come; 0: not said.
   std::string format = "auto";
+  std::string digest;
 };
 
 // Ends the process when a transfer in this process stalls. A call into the driver of an unhealthy
@@ -154,9 +155,8 @@ Result<ExitCode> RunTransfer(const Context& context, const TransferArguments& ar
   settings.chunks = arguments.chunks;
   settings.whole = arguments.whole;
   settings.bytes = arguments.bytes;
-  settings.format = arguments.format == "raw"       ? GPUSHM_FORMAT_RAW
-                    : arguments.format == "tensors" ? GPUSHM_FORMAT_TENSORS
-                                                    : GPUSHM_FORMAT_AUTO;
+  settings.format = FormatOf(arguments.format);
+  settings.digest = arguments.digest;
   settings.threads = arguments.threads == 0U ? GPUSHM_NO_THREADS : arguments.threads.value_or(0);
   // Without --timeout a missing buffer is an immediate error: most often its name is misspelt.
   settings.timeout_ms = context.globals.timeout_ms ? context.globals.TimeoutMs() : GPUSHM_DONT_WAIT;
@@ -256,16 +256,16 @@ void AddCommand(CLI::App* app, Context* context, bool load) {
   command->add_option("NAME", arguments->name, "The buffer")->required();
   if (!load) file();
   AddOptions(command, arguments.get());
-  command
-      ->add_option("--format", arguments->format,
-                   load ? "What the file holds: tensors (safetensors: each tensor is placed at a "
-                          "multiple of 256 bytes and described), raw (bytes as they are), or auto: "
-                          "tensors for *.safetensors, its index and folders"
-                        : "What to write: tensors (a safetensors file), raw (the buffer's bytes as "
-                          "they are), or auto: tensors if the buffer has a description of them")
-      ->check(CLI::IsMember({"auto", "raw", "tensors"}))
-      ->capture_default_str();
+  AddFormatOption(command, &arguments->format,
+                  load ? "What the file holds: tensors (safetensors: each tensor is placed at a "
+                         "multiple of 256 bytes and described), raw (bytes as they are), or auto: "
+                         "tensors for *.safetensors, its index and folders"
+                       : "What to write: tensors (a safetensors file), raw (the buffer's bytes as "
+                         "they are), or auto: tensors if the buffer has a description of them");
   if (load) {
+    command->add_option("--digest", arguments->digest,
+                        "The digest that the content must have, as stat shows it. Other content is "
+                        "refused");
     AddBytesOption(
         command, "--bytes", &arguments->bytes,
         "How many bytes must come, neither less nor more: of the file, of all files of a "

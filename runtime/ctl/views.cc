@@ -92,12 +92,19 @@ std::string StateText(const gpushm_info& info) {
 }
 
 Json InfoOf(const gpushm_info& info) {
-  return {{"name", NameOf(info.name)},           {"generation", std::to_string(info.generation)},
-          {"size_bytes", info.size_bytes},       {"mapped_bytes", info.mapped_bytes},
-          {"content_bytes", info.content_bytes}, {"loaded_bytes", info.loaded_bytes},
-          {"state", StateName(info.state)},      {"transport", TransportName(info.transport)},
-          {"gpu", FormatUuid(info.gpu_uuid)},    {"gpu_number", info.gpu},
-          {"creator", NameOf(info.creator)},     {"created", FormatTime(info.created_unix_ns)}};
+  return {{"name", NameOf(info.name)},
+          {"generation", std::to_string(info.generation)},
+          {"size_bytes", info.size_bytes},
+          {"mapped_bytes", info.mapped_bytes},
+          {"content_bytes", info.content_bytes},
+          {"loaded_bytes", info.loaded_bytes},
+          {"state", StateName(info.state)},
+          {"transport", TransportName(info.transport)},
+          {"gpu", FormatUuid(info.gpu_uuid)},
+          {"gpu_number", info.gpu},
+          {"creator", NameOf(info.creator)},
+          {"created", FormatTime(info.created_unix_ns)},
+          {"digest", info.digest}};
 }
 
 void AddLook(const gpushm_sync_info* look, const std::vector<gpushm_holder>& holders, Json* json) {
@@ -327,6 +334,7 @@ std::string StatText(const gpushm_info& info, const gpushm_reason& reason,
   text += Field("generation", std::to_string(info.generation));
   text += Field("size", BytesField(info.size_bytes));
   text += Field("content", BytesField(info.content_bytes));
+  if (info.digest[0] != '\0') text += Field("digest", info.digest);
   text += Field("mapped", BytesField(info.mapped_bytes));
   text += "state:       " + Paint(StateText(info), StateColor(info.state), style.color) + '\n';
   if (reason.text[0] != '\0') text += Field("reason", Printable(reason.text));
@@ -557,6 +565,7 @@ std::string TransferJson(std::string_view buffer, std::string_view file,
                {"link_bytes_per_second", result.link_bytes_per_second},
                {"link_fraction", Rounded(LinkPart(result))}});
   if (generation != 0) object["generation"] = std::to_string(generation);
+  if (result.digest[0] != '\0') object["digest"] = result.digest;
   return JsonText(object);
 }
 

@@ -364,6 +364,7 @@ Result<Grant> Ledger::Attach(const Client& client, const std::string& name, Acce
               .generation = buffer.current,
               .access = access,
               .memory = &generations_.at(buffer.current).memory};
+  if (writes && ForgetDigest(buffer.current)) Show(name);
   return grant;
 }
 
@@ -626,6 +627,7 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
   if (!buffer.reason.text.empty()) {
     record.flags |= static_cast<uint32_t>(buffer.reason.code) << registry::kRecordReasonShift;
   }
+  if (buffer.state == BufferState::kReady) record.digest = generation.digest;
   return record;
 }
 
@@ -844,7 +846,7 @@ Memory* Ledger::FindPage(const Client& client, uint64_t lease_id) {
 // members; see ledger.h).
 
 Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
-                                bool complete) {
+                                bool complete, const Digest& digest) {
   const Result<Lease*> lease = FindLease(client, lease_id);
   if (!lease) return std::unexpected(lease.error());
   if ((*lease)->access != Access::kReadWrite) {
@@ -870,7 +872,7 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
     // Nobody sees it, so it has no state. New content begins, which the former description does not
     // describe.
     if (!complete) PutDescription(number, UniqueFd(), 0);
-    SetContentOf(number, loaded_bytes);
+    SetContentOf(number, loaded_bytes, digest);
     return {};
   }
   if (buffer.loading_client != 0 && buffer.loading_client != client.id) {
@@ -885,7 +887,15 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
   buffer.one_writer_loads = false;
   buffer.loaded_bytes = loaded_bytes;
   buffer.reason = {};
-  if (complete) SetContentOf(number, loaded_bytes);
+  const bool others_write = std::ranges::any_of(leases_, [&](const auto& other) {
+    return other.second.generation == number && other.second.access == Access::kReadWrite &&
+           other.first != lease_id;
+  });
+  if (complete) {
+    SetContentOf(number, loaded_bytes, others_write ? Digest() : digest);
+  } else {
+    ForgetDigest(number);
+  }
   Show(found->first);
   return {};
 }
@@ -929,9 +939,18 @@ Result<void> Ledger::CheckContent(const std::string& name, const Buffer& buffer)
   return {};
 }
 
-void Ledger::SetContentOf(uint64_t generation, uint64_t content_bytes) {
+void Ledger::SetContentOf(uint64_t generation, uint64_t content_bytes, const Digest& digest) {
   generations_.at(generation).content_bytes = content_bytes;
+  generations_.at(generation).digest = digest;
   NoteContent(generation);
+}
+
+bool Ledger::ForgetDigest(uint64_t number) {
+  Generation& generation = generations_.at(number);
+  if (generation.digest.empty()) return false;
+  generation.digest = {};
+  NoteContent(number);
+  return true;
 }
 
 // As the registry gets it.

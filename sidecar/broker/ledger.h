@@ -242,8 +242,10 @@ class Ledger {
   Memory* FindPage(const Client& client, uint64_t lease_id);
 
   // ---- content
+  // `digest`: of content that is complete. It is kept until somebody else may write there
+  // (docs/design/digest.md).
   Result<void> SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
-                          bool complete);
+                          bool complete, const Digest& digest = {});
   // Who may write the buffer, or load it first, states why it has no content. `failed`: a LOADING
   // buffer becomes FAILED. It has no effect on a buffer that has its content, or that another
   // client loads. The reason of a load in progress remains if that load is given up; the next
@@ -357,6 +359,7 @@ class Ledger {
     uint64_t offerer_client = 0;    // For kCuIpc: removed with this client.
     int64_t created_unix_ns = 0;
     std::optional<uint64_t> content_bytes;  // If not set: all of the generation.
+    Digest digest;                          // Of the content; only if content_bytes is set.
     UniqueFd description;                   // Sealed host memory; invalid if there is none.
     uint64_t description_bytes = 0;
   };
@@ -447,7 +450,9 @@ class Ledger {
   static bool HasContent(const Buffer& buffer);
   // Why nobody may read a published buffer yet; fine if it has its content.
   static Result<void> CheckContent(const std::string& name, const Buffer& buffer);
-  void SetContentOf(uint64_t generation, uint64_t content_bytes);
+  void SetContentOf(uint64_t generation, uint64_t content_bytes, const Digest& digest = {});
+  // What is written from now on has another one. False: it had none.
+  bool ForgetDigest(uint64_t number);
   Result<void> HasRoomForDescription(const Generation& generation, uint64_t bytes) const;
   // Takes the place of the former one. An invalid `memory`: there is none from now on.
   void PutDescription(uint64_t generation, UniqueFd memory, uint64_t bytes);

@@ -69,6 +69,15 @@ class LedgerContentTest : public ::testing::Test {
 
   std::map<std::string, Change> shown_;
   uint64_t next_client_ = 100;
+  // What the registry has of it.
+  Digest ShownDigest() {
+    for (const Change& change : ledger_.TakeChanges()) {
+      digest_ = change.record ? change.record->digest : Digest();
+    }
+    return digest_;
+  }
+
+  Digest digest_;
   Ledger ledger_{{.pool_bytes = 64 * kSize}, {LedgerGpu{}}, 1000};
   uint64_t lease_ = 0;
 };
@@ -185,6 +194,48 @@ TEST_F(LedgerContentTest, TheNextGenerationHasNoReasonOfTheFormer) {
   ASSERT_TRUE(ticket) << ticket.error().ToString();
   ASSERT_TRUE(ledger_.Commit(*ticket, Memory(), true, 0));
   EXPECT_EQ(Shown("d"), "ready");
+}
+
+constexpr Digest kDigest{{5, 6}};
+
+TEST_F(LedgerContentTest, TheDigestIsThatOfTheContent) {
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 0, false));
+  EXPECT_TRUE(ShownDigest().empty()) << "it is loading";
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true, kDigest));
+  EXPECT_EQ(ShownDigest(), kDigest);
+  ASSERT_TRUE(ledger_.Detach(kApp, lease_));
+  EXPECT_EQ(ShownDigest(), kDigest);
+  ASSERT_TRUE(ledger_.Attach(kOther, "a", Access::kRead, 0, {}, 0));
+  EXPECT_EQ(ShownDigest(), kDigest) << "a reader changes nothing";
+  const uint64_t writer = ledger_.Attach(kOther, "a", Access::kReadWrite, 0, {}, 0)->lease_id;
+  EXPECT_TRUE(ShownDigest().empty()) << "it is open for writing";
+  ASSERT_TRUE(ledger_.Detach(kOther, writer));
+  EXPECT_TRUE(ShownDigest().empty()) << "nobody knows what was written";
+}
+
+TEST_F(LedgerContentTest, NoDigestWhileSomebodyElseMayWrite) {
+  const uint64_t writer = ledger_.Attach(kOther, "a", Access::kReadWrite, 0, {}, 0)->lease_id;
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true, kDigest));
+  EXPECT_TRUE(ShownDigest().empty());
+  ASSERT_TRUE(ledger_.Detach(kOther, writer));
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true, kDigest));
+  EXPECT_EQ(ShownDigest(), kDigest);
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true));
+  EXPECT_TRUE(ShownDigest().empty()) << "its writer says that it has other content";
+}
+
+TEST_F(LedgerContentTest, AGenerationBringsItsDigestWithIt) {
+  ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true, kDigest));
+  const uint64_t next = Replace(kFlagAttach | kFlagUnpublished).lease_id;
+  const Digest other{{7, 8}};
+  ASSERT_TRUE(ledger_.SetContent(kApp, next, 6, true, other));
+  EXPECT_EQ(ShownDigest(), kDigest) << "it is not published";
+  ASSERT_TRUE(ledger_.SetContent(kApp, next, 0, false)) << "a load begins";
+  ASSERT_TRUE(ledger_.SetContent(kApp, next, 6, true, other));
+  ASSERT_TRUE(ledger_.Publish(kApp, next));
+  EXPECT_EQ(ShownDigest(), other);
+  Replace(0);
+  EXPECT_TRUE(ShownDigest().empty());
 }
 
 TEST_F(LedgerContentTest, EachGenerationHasItsOwn) {

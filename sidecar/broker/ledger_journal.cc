@@ -48,8 +48,8 @@ Statement Ledger::BlockStatement(uint64_t generation, uint32_t index) const {
 
 void Ledger::NoteContent(uint64_t generation) {
   if (!journaling_) return;
-  statements_.push_back(
-      {protocol::LinkContent{generation, *generations_.at(generation).content_bytes}});
+  const Generation& known = generations_.at(generation);
+  statements_.push_back({protocol::LinkContent{generation, *known.content_bytes, known.digest}});
 }
 
 void Ledger::NoteDescription(uint64_t generation) {
@@ -174,7 +174,8 @@ std::optional<Statement> Ledger::Next(Cursor* cursor) const {
     }
     if (cursor->due == Cursor::Due::kContent) {
       if (last->second.content_bytes) {
-        return Statement{protocol::LinkContent{last->first, *last->second.content_bytes}};
+        return Statement{
+            protocol::LinkContent{last->first, *last->second.content_bytes, last->second.digest}};
       }
       cursor->due = Cursor::Due::kDescription;
     }

@@ -339,8 +339,10 @@ class Player {
       return;
     }
     if (const auto lease = PickLease()) {
+      const bool complete = Pick(2) == 0;
       [[maybe_unused]] const auto r =
-          ledger_.SetContent(lease->second.client, lease->first, Pick(kPage), Pick(2) == 0);
+          ledger_.SetContent(lease->second.client, lease->first, Pick(kPage), complete,
+                             complete ? Digest{{Pick(3), 0}} : Digest());
     }
   }
   void EndClient() {

@@ -171,6 +171,7 @@ void Ledger::RestoreGenerations(Kept* kept, Restored* restored) {
     if (generation == generations_.end()) continue;
     generation->second.content_bytes =
         std::min(stated.content_bytes, generation->second.memory.size_bytes);
+    generation->second.digest = stated.digest;
   }
   for (Kept::Description& given : kept->descriptions) {
     const auto generation = generations_.find(given.stated.generation);

@@ -530,7 +530,7 @@ Result<void> Broker::OnContent(Request& request) {
   const auto body = protocol::Parse<protocol::ContentRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
   if (auto r = ledger_->SetContent(request.client, body->lease_id, body->loaded_bytes,
-                                   body->complete == 1);
+                                   body->complete == 1, body->digest);
       !r) {
     return r;
   }

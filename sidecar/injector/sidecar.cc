@@ -238,24 +238,31 @@ Json LoaderContainer(const PodView& pod, const Plan& plan, const config::BufferS
     resources["requests"]["memory"] =
         config::FormatBytes(guaranteed ? limit : settings.loader_memory_bytes);
   }
+  Json command = Json::array({"/usr/bin/gpushmctl", "load", "--stay"});
+  if (buffer.file_bytes != 0) {
+    command.push_back(Concat("--bytes=", buffer.file_bytes));
+  }
+  if (!buffer.digest.empty()) {
+    command.push_back(Concat("--digest=", buffer.digest.ToString()));
+  }
+  command.push_back(Unexpanded(Concat(kFiles, "/", buffer.FilePath())));
+  command.push_back(buffer.name);
   const std::string name = config::LoaderOf(buffer.name);
-  Json loader = {
-      {"name", name},
-      {"image", settings.sidecar_image},
-      {"imagePullPolicy", settings.pull_policy},
-      {"restartPolicy", "Always"},
-      {"command", Json::array({"/usr/bin/gpushmctl", "load", "--stay",
-                               Unexpanded(Concat(kFiles, "/", buffer.FilePath())), buffer.name})},
-      {"resources", resources},
-      // Without the propagation it would not see what is mounted there later, as by a FUSE daemon
-      // that was started again.
-      {"volumeMounts", Json::array({SocketMount(name),
-                                    {{"name", buffer.FileVolume()},
-                                     {"mountPath", kFiles},
-                                     {"readOnly", true},
-                                     {"mountPropagation", "HostToContainer"}}})},
-      {"terminationMessagePolicy", "FallbackToLogsOnError"},
-      {"securityContext", SecurityContext(pod, plan, settings, uid)}};
+  Json loader = {{"name", name},
+                 {"image", settings.sidecar_image},
+                 {"imagePullPolicy", settings.pull_policy},
+                 {"restartPolicy", "Always"},
+                 {"command", std::move(command)},
+                 {"resources", resources},
+                 // Without the propagation it would not see what is mounted there later, as by a
+                 // FUSE daemon that was started again.
+                 {"volumeMounts", Json::array({SocketMount(name),
+                                               {{"name", buffer.FileVolume()},
+                                                {"mountPath", kFiles},
+                                                {"readOnly", true},
+                                                {"mountPropagation", "HostToContainer"}}})},
+                 {"terminationMessagePolicy", "FallbackToLogsOnError"},
+                 {"securityContext", SecurityContext(pod, plan, settings, uid)}};
   if (plan.spec.gpus > 1) loader["env"] = Json::array({DeviceOrder()});
   return loader;
 }

@@ -529,7 +529,8 @@ void Pod::CheckKept() {
     if (buffer.stated.pending != number) stated.publisher_client = 0;
     lines.push_back(LineOf(stated));
     if (generation.content_bytes) {
-      lines.push_back(LineOf(protocol::LinkContent{number, *generation.content_bytes}));
+      lines.push_back(
+          LineOf(protocol::LinkContent{number, *generation.content_bytes, generation.digest}));
     }
     if (generation.description) {
       lines.push_back(LineOf(protocol::LinkDescription{number, generation.description_bytes}));

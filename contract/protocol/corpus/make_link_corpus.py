@@ -7,7 +7,7 @@ import pathlib
 import struct
 
 HERE = pathlib.Path(__file__).parent
-MAGIC, GREETING, VERSION = 0x4B4C5347, 1, 10
+MAGIC, GREETING, VERSION = 0x4B4C5347, 1, 11
 VMM, CUIPC = 1, 2
 
 
@@ -22,8 +22,8 @@ def generation(transport, pooled, pid, offerer):
 
 def main():
     seeds = {
-        "hello": message(1, struct.pack("<HHIQ64s", 10, 10, 1, 5, b"gpushm-broker 1.2.3"), GREETING),
-        "welcome": message(2, struct.pack("<HHI16sQ64sIIII", 10, 0, 0, b"g" * 16, 1 << 30, b"m0000",
+        "hello": message(1, struct.pack("<HHIQ64s", 11, 11, 1, 5, b"gpushm-broker 1.2.3"), GREETING),
+        "welcome": message(2, struct.pack("<HHI16sQ64sIIII", 11, 0, 0, b"g" * 16, 1 << 30, b"m0000",
                                           1, 2, 3, 4), GREETING),
         "registry": message(3, struct.pack("<Q", 5)),
         "client": message(4, struct.pack("<Q16s64s64s64s", 1, b"t" * 16, b"app", b"", b"")),
@@ -40,7 +40,7 @@ def main():
         "end": message(9, struct.pack("<Q", 0)),
         "device": message(10, struct.pack("<II256s", 1, 0, b"XID 79")),
         "counters": message(11, struct.pack("<II", 1, 0)),
-        "content": message(12, struct.pack("<QQ", 7, 100)),
+        "content": message(12, struct.pack("<4Q", 7, 100, 5, 6)),
         "description": message(13, struct.pack("<QQ", 7, 100)),
         "block": message(14, struct.pack("<QQII", 7, 2 << 20, 1, 0)),
         "short": message(9, b"")[:12],

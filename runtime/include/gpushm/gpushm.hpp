@@ -155,7 +155,8 @@ struct TransferOptions {
   std::function<bool(uint64_t, uint64_t)> progress{};
   Timeout timeout{};
   gpushm_format format = GPUSHM_FORMAT_AUTO;  ///< What the bytes of the file are.
-  uint64_t bytes = 0;  ///< To load: how many must come, neither less nor more; 0: not said.
+  uint64_t bytes = 0;    ///< To load: how many must come, neither less nor more; 0: not said.
+  std::string digest{};  ///< To load: that of the content; empty: any content.
 };
 
 namespace detail {
@@ -188,6 +189,7 @@ Result<TransferResult> Transfer(const TransferOptions& options, int descriptor, 
   raw.whole = options.whole ? 1 : 0;
   raw.format = options.format;
   raw.bytes = options.bytes;
+  raw.digest = OrNull(options.digest);
   raw.timeout_ms = options.timeout.ms();
   if (options.progress) {
     raw.user = const_cast<TransferOptions*>(&options);
@@ -208,6 +210,14 @@ struct Closer {
   }
 };
 }  // namespace detail
+
+/// The digest that a buffer has after a load of that path; see gpushm_file_digest.
+inline Result<std::string> FileDigest(const std::string& path,
+                                      gpushm_format format = GPUSHM_FORMAT_AUTO) {
+  char digest[GPUSHM_DIGEST_BYTES];
+  if (gpushm_file_digest(path.c_str(), format, digest) != GPUSHM_OK) return Error::Last();
+  return std::string(digest);
+}
 
 /// One use of a buffer by this process. The destructor detaches it at once and does not check
 /// whether work on the GPU still uses the buffer, so that work must have ended. Detach(streams)
@@ -283,6 +293,14 @@ class Attachment {
   /// To a descriptor, in order; it stays open.
   Result<TransferResult> Save(int descriptor, const TransferOptions& options = {}) const {
     return Transfer(gpushm_attachment_save, nullptr, descriptor, options);
+  }
+
+  /// Of the content, from what the GPU's memory has now; see gpushm_attachment_digest. An
+  /// unpublished generation keeps it.
+  Result<std::string> Digest() {
+    char digest[GPUSHM_DIGEST_BYTES];
+    if (gpushm_attachment_digest(handle_, digest) != GPUSHM_OK) return Error::Last();
+    return std::string(digest);
   }
 
   /// Detaches if no work is pending on `streams` (CUstream); GPUSHM_BUSY, and nothing is detached,

@@ -17,7 +17,7 @@ from gpushm import _library  # Loads libgpushm; before anything else.
 from gpushm import _default, _exit, _native, errors
 from gpushm._native import (Array, Barrier, BrokerInfo, Buffer, Client, Event, Frame, Gpu, Holder, Info,
                             OfferResult, OfferState, Queue, Ring, Signal, SyncInfo, TransferResult,
-                            Waiter)
+                            Waiter, file_digest)
 from gpushm._streams import HOST
 from gpushm.errors import (AlreadyExists, Busy, Contended, Corrupt, Denied, DeviceLost, DriverError,
                            Ended, Error, Exhausted, Forked, Incompatible, InternalError,

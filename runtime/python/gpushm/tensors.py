@@ -38,6 +38,7 @@ class TensorSet(collections.abc.Mapping):
         self._table = {entry[0]: entry for entry in table}
         self._unsafe_writable = unsafe_writable
         self._metadata = metadata
+        self._digest = self._find_digest()
 
     @property
     def name(self):
@@ -68,6 +69,20 @@ class TensorSet(collections.abc.Mapping):
     def metadata(self):
         """The metadata of the set, str to str: that of the safetensors file, or of publish()."""
         return dict(self._metadata)
+
+    @property
+    def digest(self):
+        """Says in short what the tensors are, whatever files they came from: sets with equal digests have
+        equal tensors. It finds mistakes, not malice. None: nobody made it, or the name had newer content
+        when the set was opened."""
+        return self._digest
+
+    def _find_digest(self):
+        try:
+            info = self._client.lookup(self.name)
+        except NotFound:
+            return None
+        return info.digest or None if info.generation == self.generation else None
 
     def spec(self, name):
         """Type and shape of a tensor: ("bfloat16", (4096, 4096))."""
@@ -109,6 +124,7 @@ class TensorSet(collections.abc.Mapping):
                 "open it as a new set, or publish the same names, types and shapes in the same order")
         self._buffer.advance(streams, found)
         self._metadata = metadata
+        self._digest = self._find_digest()
 
     def close(self):
         """Ends the use of this object. The memory is unmapped after the last array of it."""
@@ -229,6 +245,7 @@ def _publish_sources(client, name, declared, sources, metadata, stream, timeout,
         buffer._set_tensors([(key, source.dtype, source.shape, offsets[key], source.nbytes)
                              for key, source in declared.items()], pairs)
         _fill(buffer, sources, offsets, size, stream, progress)
+        buffer.digest()
         buffer.publish()
         return buffer.generation
 
@@ -280,6 +297,7 @@ def _publish_measured(client, name, path, size, timeout, progress, writers):
                            on_writer_exit="keep", timeout=timeout)
     with buffer:
         buffer.load(path, format="tensors", progress=progress, timeout=timeout)
+        buffer.digest()
         buffer.publish()
         return buffer.generation
 

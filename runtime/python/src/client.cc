@@ -283,6 +283,7 @@ constexpr double kTransferSeconds = 600;
 struct Loading {
   uint32_t threads = 0;
   uint64_t nbytes = 0;
+  std::optional<std::string> digest{};
 };
 
 // `call(path, options, result)`: without the GIL.
@@ -301,6 +302,7 @@ gpushm_transfer_result Transfer(const nb::object& file, const std::string& forma
   options.progress = ReportProgress;
   options.user = &state;
   options.timeout_ms = timeout == kTransferSeconds ? 0 : Milliseconds(timeout);
+  if (loading.digest) options.digest = loading.digest->c_str();
   const bool is_descriptor = nb::isinstance<nb::int_>(file);
   if (is_descriptor) options.descriptor = nb::cast<int>(file);
   const Text path(is_descriptor ? nb::object(nb::none()) : file);
@@ -370,6 +372,10 @@ void BindInfos(nb::module_& module) {
       .def_ro("description_nbytes", &gpushm_info::description_bytes,
               "Size of the generation's description; 0: it has none.")
       .def_ro("created_unix_ns", &gpushm_info::created_unix_ns, "Time of its creation.")
+      .def_prop_ro(
+          "digest", [](const gpushm_info& i) { return i.digest; },
+          "Says in short what the content is: equal digests mean equal content. Empty: nobody made "
+          "one, or the buffer was attached for writing since.")
       .def_prop_ro(
           "gpu_uuid", [](const gpushm_info& i) { return UuidText(i.gpu_uuid); },
           "The GPU that holds it.")
@@ -452,7 +458,10 @@ void BindInfos(nb::module_& module) {
       .def_prop_ro(
           "seconds",
           [](const gpushm_transfer_result& r) { return 1e-9 * static_cast<double>(r.elapsed_ns); },
-          "Time of the whole call.");
+          "Time of the whole call.")
+      .def_prop_ro(
+          "digest", [](const gpushm_transfer_result& r) { return r.digest; },
+          "Of what was loaded; empty if it was not made.");
 }
 
 void BindBuffer(nb::module_& module) {
@@ -535,6 +544,18 @@ void BindBuffer(nb::module_& module) {
           "Work that writes it must have ended.\n\n"
           "Raises InvalidArgument if it is published already.")
       .def(
+          "digest",
+          [](const Buffer& b) {
+            const std::shared_ptr<Mapping> mapping = b.mapping();
+            gpushm_attachment* const attachment = b.get();
+            char digest[GPUSHM_DIGEST_BYTES];
+            Check(Released([&] { return Api().attachment_digest_(attachment, digest); }));
+            return std::string(digest);
+          },
+          "Makes the digest of the content from what the GPU's memory has now. Work that writes there "
+          "must have ended. A generation that is not published yet keeps it: Info.digest has it "
+          "after publish().\n\nRaises Loading, Unsupported, Orphaned, Timeout.")
+      .def(
           "set_content",
           [](const Buffer& b, uint64_t nbytes) {
             const std::shared_ptr<Mapping> mapping = b.mapping();
@@ -558,16 +579,17 @@ void BindBuffer(nb::module_& module) {
       .def(
           "load",
           [](const Buffer& b, const nb::object& file, const std::string& format, uint32_t threads,
-             uint64_t nbytes, const nb::object& progress, Timeout timeout) {
-            return TransferAttached(Api().attachment_load_, b, file, format, {threads, nbytes},
-                                    false, progress, timeout);
+             uint64_t nbytes, const nb::object& progress, Timeout timeout,
+             const std::optional<std::string>& digest) {
+            return TransferAttached(Api().attachment_load_, b, file, format,
+                                    {threads, nbytes, digest}, false, progress, timeout);
           },
           "file"_a, nb::kw_only(), "format"_a = "auto", "threads"_a = 0, "nbytes"_a = 0,
-          "progress"_a = nb::none(), "timeout"_a = kTransferSeconds,
+          "progress"_a = nb::none(), "timeout"_a = kTransferSeconds, "digest"_a = nb::none(),
           nb::sig(
               "def load(self, file: str | os.PathLike[str] | int, *, format: str = 'auto', "
               "threads: int = 0, nbytes: int = 0, progress: collections.abc.Callable[[int, int], "
-              "object] | None = None, timeout: float | None = 600.0) -> TransferResult"),
+              "object] | None = None, timeout: float | None = 600.0, digest: str | None = None) -> TransferResult"),
           "Fills this generation, which may be unpublished: others then see it as a whole. As "
           "Client.load. After a failure, publish() is refused until a load succeeds.")
       .def(
@@ -953,21 +975,22 @@ void BindClient(nb::module_& module) {
           "load",
           [](const Client& c, const std::string& name, const nb::object& file,
              const std::string& format, uint32_t threads, uint64_t nbytes,
-             const nb::object& progress, Timeout timeout) {
-            return TransferNamed(Api().load_, c, name, file, format, {threads, nbytes}, false,
-                                 progress, timeout);
+             const nb::object& progress, Timeout timeout,
+             const std::optional<std::string>& digest) {
+            return TransferNamed(Api().load_, c, name, file, format, {threads, nbytes, digest},
+                                 false, progress, timeout);
           },
           "name"_a, "file"_a, nb::kw_only(), "format"_a = "auto", "threads"_a = 0, "nbytes"_a = 0,
-          "progress"_a = nb::none(), "timeout"_a = kTransferSeconds,
+          "progress"_a = nb::none(), "timeout"_a = kTransferSeconds, "digest"_a = nb::none(),
           nb::sig(
               "def load(self, name: str, file: str | os.PathLike[str] | int, *, format: str = 'auto', "
               "threads: int = 0, nbytes: int = 0, progress: "
-              "collections.abc.Callable[[int, int], object] | None = None, timeout: float | None = 600.0) "
-              "-> TransferResult"),
+              "collections.abc.Callable[[int, int], object] | None = None, timeout: float | None = 600.0, "
+              "digest: str | None = None) -> TransferResult"),
           "Fills a buffer from a path, or from a descriptor.\n\n"
           "`format`: \"raw\", \"tensors\" (safetensors), or \"auto\" by the name. `threads`: readers "
           "in addition to this one; 0: as many as processors help. `nbytes`: how many must come, "
-          "neither less nor more; 0: not said. `progress(done, total)` is called with bytes. `timeout`: for all of it; of the "
+          "neither less nor more; 0: not said. `digest`: the one that the content must have. `progress(done, total)` is called with bytes. `timeout`: for all of it; of the "
           "default, ten seconds are for a buffer or a file that is not there yet.\n\n"
           "What is not whole is never READY. Raises InvalidArgument (as it is, the file cannot be "
           "loaded), Timeout (a file, or a part of one, is not there), Denied; with timeout=0 "

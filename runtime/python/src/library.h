@@ -20,6 +20,7 @@ namespace gpushm::python {
   X(attachment_advance)            \
   X(attachment_check)              \
   X(attachment_detach)             \
+  X(attachment_digest)             \
   X(attachment_get_info)           \
   X(attachment_load)               \
   X(attachment_publish)            \
@@ -45,6 +46,7 @@ namespace gpushm::python {
   X(description_size)              \
   X(dtype_bits)                    \
   X(dtype_name)                    \
+  X(file_digest)                   \
   X(last_error)                    \
   X(list)                          \
   X(list_gpus)                     \

@@ -131,6 +131,19 @@ void BindTensors(nb::module_& module, nb::class_<Client>& client) {
       "path"_a, nb::sig("def measure(path: str | os.PathLike[str]) -> tuple[int, int]"),
       "Bytes that a buffer needs for the tensors of a safetensors file, an index of shards or a folder, "
       "and the number of tensors. It does not wait.\n\nRaises NotFound, Busy (not whole), Exhausted, InvalidArgument.");
+  module.def(
+      "file_digest",
+      [](const nb::object& path, const std::string& format) {
+        const auto text = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(path));
+        const uint32_t chosen = Choice("format", format, {"auto", "raw", "tensors"});
+        char digest[GPUSHM_DIGEST_BYTES];
+        Check(Released([&] { return Api().file_digest_(text.c_str(), chosen, digest); }));
+        return std::string(digest);
+      },
+      "path"_a, "format"_a = "auto",
+      nb::sig("def file_digest(path: str | os.PathLike[str], format: str = 'auto') -> str"),
+      "The digest that a buffer has after a load of that path. Reads all of it.\n\n"
+      "Raises NotFound, Busy (not whole), InvalidArgument.");
   module.def("dtype_number", &ParseDType, "name"_a, "gpushm's number of a type of elements.");
   module.def(
       "dtype_nbytes",

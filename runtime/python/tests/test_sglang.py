@@ -7,6 +7,7 @@ the host (`on_host`).
 import enum
 import json
 import logging
+import os
 import threading
 import types
 
@@ -96,7 +97,7 @@ def sglang(sources, groups, broker, on_host, monkeypatch, tmp_path):  # noqa: F8
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     for name, value in (("extra", None), ("loads", 0), ("hook", None)):
         monkeypatch.setattr(Served, name, value)
-    (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}1")
     with sglang_standin.installed(sources, groups, Served), broker.connect("app") as client:
         monkeypatch.setattr(gpushm._default, "_client", client)
         from sglang.srt import model_loader, plugins
@@ -193,7 +194,10 @@ def test_other_configurations_and_other_files_have_copies_of_their_own(sglang, g
         load(sglang)
     with groups["get_parallel"].override(tp_size=2, tp_rank=1):
         load(sglang)
-    (sglang.folder / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}{}")
+    weights = sglang.folder / "model.safetensors"
+    times = weights.stat()
+    weights.write_bytes(b"\x02\0\0\0\0\0\0\0{}2")  # As long and as old as before.
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     load(sglang)
     assert Served.loads == len(app.list()) == 6
 

@@ -148,6 +148,29 @@ def test_as_many_bytes_as_were_announced(app, tmp_path):
     assert app.load("w", path, nbytes=5).nbytes == 5
 
 
+def test_the_digest_is_that_of_the_tensors(app, other, tmp_path):
+    tensors = {"one": numpy.arange(6, dtype=numpy.float32), "two": numpy.ones(300, numpy.int8)}
+    gpushm.tensors.publish("w", tensors, client=app)
+    digest = gpushm.tensors.open("w", client=other).digest
+    assert digest.startswith("g1:") and digest == other.lookup("w").digest
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, dict(reversed(tensors.items())), {"format": "pt"})
+    assert gpushm.file_digest(path) == digest != gpushm.file_digest(path, "raw")
+    older = gpushm.tensors.open("w", client=other)
+    gpushm.tensors.publish("w", path, client=app)
+    assert gpushm.tensors.open("w", client=other).digest == digest == older.digest
+    assert app.load("w", path, digest=digest).digest == digest
+    gpushm.tensors.publish("w", {**tensors, "two": numpy.zeros(300, numpy.int8)}, client=app)
+    assert gpushm.tensors.open("w", client=other).digest not in (None, digest)
+    with app.attach("w", write=True) as writer:
+        assert writer.digest() and not other.lookup("w").digest
+    assert gpushm.tensors.open("w", client=other).digest is None
+    with pytest.raises(gpushm.InvalidArgument, match="was announced"):
+        app.load("w", path, digest="g1:" + 32 * "0")
+    with pytest.raises(gpushm.InvalidArgument, match="digest"):
+        app.load("w", path, digest="5")
+
+
 def test_watch(app, peer):
     rollouts = [peer("""
         import gpushm.tensors

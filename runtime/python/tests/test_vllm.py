@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import threading
 import types
 
@@ -259,7 +260,7 @@ def engine(vllm, monkeypatch, tmp_path):
     monkeypatch.setattr(loader_utils, "get_model_architecture", lambda config: (Served, "Served"))
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
     monkeypatch.setitem(model_loader._LOAD_FORMAT_TO_MODEL_LOADER, "auto", FromFiles)
-    (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}1")
     return types.SimpleNamespace(get=model_loader.get_model_loader, files=FromFiles, method=Method, folder=tmp_path)
 
 
@@ -293,7 +294,10 @@ def test_other_configurations_and_other_files_have_copies_of_their_own(engine, a
     load(engine)
     load(engine, model_config__dtype=torch.bfloat16)
     assert engine.files.loads == 2
-    (engine.folder / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}{}")
+    weights = engine.folder / "model.safetensors"
+    times = weights.stat()
+    weights.write_bytes(b"\x02\0\0\0\0\0\0\0{}2")  # As long and as old as before.
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert engine.get(LoadConfig()).get_external_weight_memory(configuration(engine.folder)) == 0
     load(engine)
     assert engine.files.loads == 3 and len(app.list()) == 3

@@ -161,7 +161,7 @@ inline Line LineOf(const protocol::LinkBlock& k) {
   return {Concat("block ", k.index, " of ", k.generation, ' ', k.mapped_bytes)};
 }
 inline Line LineOf(const protocol::LinkContent& c) {
-  return {Concat("content of ", c.generation, ' ', c.content_bytes)};
+  return {Concat("content of ", c.generation, ' ', c.content_bytes, ' ', c.digest.ToString())};
 }
 inline Line LineOf(const protocol::LinkDescription& d) {
   return {Concat("description of ", d.generation, ' ', d.size_bytes)};

@@ -4,16 +4,19 @@ A loader of an engine says how a model is loaded or made, and which facts make t
 (its fingerprint). This module finds out who loads, and refuses a set that does not fit.
 """
 
+import concurrent.futures
 import contextlib
+import functools
 import gc
 import hashlib
 import json
+import os
 import pathlib
 import time
 
 import torch
 
-from gpushm import tensors as _tensors
+from gpushm import _native, tensors as _tensors
 from gpushm.errors import AlreadyExists, Loading, NotFound, Status, Timeout, from_status
 from gpushm.integrations import _modules
 
@@ -129,13 +132,26 @@ class SharedWeights:
 
 
 def files(folder, otherwise):
-    """Size and time of each file of weights in a folder: fine-tuned models may differ in nothing else. For
-    the name of a model on a hub, what `otherwise` says."""
+    """The digest of each file of weights in a folder: fine-tuned models may differ in nothing else, not even
+    in time, as those of an image. For the name of a model on a hub, what `otherwise` says."""
     folder = pathlib.Path(folder)
     if not folder.is_dir():
         return otherwise
     found = sorted(each for each in folder.iterdir() if each.suffix in _WEIGHT_FILES)
-    return " ".join(f"{each.name}:{each.stat().st_size}:{each.stat().st_mtime_ns}" for each in found)
+    with concurrent.futures.ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
+        digests = pool.map(lambda each: _digest(each, _stamp(each)), found)
+        return " ".join(f"{each.name}:{digest}" for each, digest in zip(found, digests, strict=True))
+
+
+def _stamp(path):
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+@functools.cache
+def _digest(path, _):
+    """Reads all of the file, once for as long as its stamp stays the same."""
+    return _native.file_digest(path, "raw")
 
 
 def machine():

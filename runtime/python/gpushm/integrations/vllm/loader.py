@@ -74,7 +74,7 @@ class GpushmModelLoader(BaseModelLoader):
 
     def _identify(self, vllm_config, model_config):
         """The buffer's name, and the fingerprint. vLLM's own has no content of the files: fine-tuned models
-        differ in nothing else, so size and time of each file are added."""
+        differ in nothing else, so the digest of each file is added."""
         parallel = vllm_config.parallel_config
         pp_group, dp_group = get_pp_group(), get_dp_group()
         speculative = vllm_config.speculative_config
