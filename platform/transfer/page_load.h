@@ -105,6 +105,9 @@ class PageLoad {
         pages_(*pages),
         stream_(std::move(stream)) {}
 
+  Result<void> CopyPiece(const TransferSegment& piece);
+  // Of a small piece, which the processor must not read from a mapping.
+  Result<void> CopyRead(const TransferSegment& piece);
   Result<bool> TakePart();
   Result<void> Queue(const FileRange& part);
   void CountArrived();
