@@ -72,11 +72,12 @@ TEST(Link, AnotherVersionIsRefused) {
     const TempFolder folder;
     BrokerProcess broker(folder.path(), LinkedTo(link.path()));
     EXPECT_EQ(broker.WaitForEnd(), 1);
-    EXPECT_THAT(broker.log(),
-                HasSubstr(Concat(
-                    "start-failed reason=\"INCOMPATIBLE: the plugin chose link version ", version,
-                    ", but this program supports 10 to 10. Remedy: finish the "
-                    "update of gpushm on this node")));
+    EXPECT_THAT(
+        broker.log(),
+        HasSubstr(Concat("start-failed reason=\"INCOMPATIBLE: the plugin chose link version ",
+                         version, ", but this program supports ", protocol::kLinkMinVersion, " to ",
+                         protocol::kLinkMaxVersion,
+                         ". Remedy: finish the update of gpushm on this node")));
   }
 }
 
