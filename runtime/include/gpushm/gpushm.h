@@ -793,9 +793,9 @@ GPUSHM_API gpushm_status gpushm_attachment_save(gpushm_attachment* attachment, c
                                                 const gpushm_transfer_options* options,
                                                 gpushm_transfer_result* result);
 
-/* Makes the digest of the attached generation's content from what the GPU's memory has now. It
- * takes about 5 ms for 16 GiB, and the first time in a process 20 ms more. Work that writes there
- * must have ended. An unpublished generation keeps it, and gpushm_info has it after the publish:
+/* Makes the digest of the attached generation's content from what the GPU's memory has now. A
+ * kernel reads that memory once; the first call in a process also compiles it. Work that writes
+ * there must have ended. An unpublished generation keeps it, and gpushm_info has it after the publish:
  * call this after the last write. For a published one, nothing is kept. Errors: LOADING, SYSTEM
  * (its content is being loaded, or failed to load), UNSUPPORTED (transport cuipc), ORPHANED,
  * TIMEOUT, DRIVER, UNAVAILABLE.
