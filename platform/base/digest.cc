@@ -155,6 +155,7 @@ std::optional<Digest> Digest::Parse(std::string_view text) {
     const auto parsed = std::from_chars(from, from + kHalfDigits, digest.halves[i], 16);
     if (parsed.ec != std::errc() || parsed.ptr != from + kHalfDigits) return {};
   }
+  if (digest.empty()) return {};  // Zeros stand for no digest.
   return digest;
 }
 

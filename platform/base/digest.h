@@ -23,7 +23,7 @@ struct Digest {
   bool empty() const { return halves[0] == 0 && halves[1] == 0; }
   // "g1:" and 32 hexadecimal digits; empty if there is none.
   std::string ToString() const;
-  // What ToString returns, also with upper-case digits. Nothing for any other text.
+  // What ToString returns, also with upper-case digits. Nothing for any other text, and for zeros.
   static std::optional<Digest> Parse(std::string_view text);
   friend bool operator==(const Digest&, const Digest&) = default;
 };

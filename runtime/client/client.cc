@@ -569,6 +569,24 @@ Attachment* Client::Cached(std::string_view name, const AttachOptions& options) 
 
 Result<Attachment*> Client::Attach(std::string_view name, const AttachOptions& options,
                                    const Wait& wait) {
+  Result<Attachment*> attached = AttachAny(name, options, wait);
+  if (!attached || options.access != Access::kReadWrite || options.page) return attached;
+  // The broker forgets the digest when it grants a lease to write. It does not know of an attach to
+  // what this process holds already.
+  Attachment& held = **attached;
+  const auto found = Lookup(name);
+  if (!found || found->record.generation != held.facts().generation ||
+      found->record.digest.empty()) {
+    return attached;
+  }
+  const auto said = ReportContent(held, held.ContentBytes(), /*complete=*/true, wait);
+  if (said) return attached;
+  (void)Detach(&held, {}, /*defer=*/false);
+  return std::unexpected(said.error());
+}
+
+Result<Attachment*> Client::AttachAny(std::string_view name, const AttachOptions& options,
+                                      const Wait& wait) {
   DoChores(wait.answer);
   // Before the cache, because this may orphan the attachments of a dead broker.
   session_.NoticeLoss(wait.answer);

@@ -323,6 +323,8 @@ class Client final : private SessionObserver {
   Result<std::vector<DeviceInfo>> Devices();
 
   Attachment* Cached(std::string_view name, const AttachOptions& options);
+  Result<Attachment*> AttachAny(std::string_view name, const AttachOptions& options,
+                                const Wait& wait);
   Result<Attachment*> AttachNew(const SessionLock& lock, std::string_view name,
                                 const AttachOptions& options, const Seen& seen, const Wait& wait);
   // Requests a lease on what the registry shows, and checks what comes.

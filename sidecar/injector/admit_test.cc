@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::AllOf;
 using testing::ContainerOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Injected;
 using testing::PodWith;

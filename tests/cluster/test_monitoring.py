@@ -33,6 +33,8 @@ MAY_BE_SILENT = {
     "gpushm-gpu: Clocks reduced A", "gpushm-gpu: ECC errors A",
     # Private memory is told with metrics.hostPids alone, and the load reserves none.
     "gpushm-gpu: Outside buffers B", "gpushm-workload: Containers C", "gpushm-workload: Containers D",
+    # All buffers of the load have their content.
+    "gpushm-workload: Buffers without content A",
     # The load has no MPS.
     "gpushm-workload: MPS A", "gpushm-workload: MPS clients A", "gpushm-workload: MPS clients B",
     # Series that begin with the first XID, failed call or denied pod.

@@ -166,9 +166,11 @@ def test_the_digest_is_that_of_the_tensors(app, other, tmp_path):
         assert writer.digest() and not other.lookup("w").digest
     assert gpushm.tensors.open("w", client=other).digest is None
     with pytest.raises(gpushm.InvalidArgument, match="was announced"):
-        app.load("w", path, digest="g1:" + 32 * "0")
+        app.load("w", path, digest="g1:" + 32 * "1")
     with pytest.raises(gpushm.InvalidArgument, match="digest"):
         app.load("w", path, digest="5")
+    with pytest.raises(gpushm.InvalidArgument, match="digest"):
+        app.load("w", path, digest="g1:" + 32 * "0")
 
 
 def test_watch(app, peer):
