@@ -170,7 +170,7 @@ class AnnotatedPodTest(ChartCase):
                              replicas=2, serviceName="set", podManagementPolicy="Parallel"))
         self.wait_ready("set-0", "set-1")
 
-    def test_an_unreadable_file_is_named_with_owner_and_mode(self):
+    def test_an_unreadable_file_is_told(self):
         """Method: only its writer may read the file; the loader has a uid of its own."""
         mount = {"volumeMounts": [{"name": "models", "mountPath": "/models"}]}
         thing = pod("closed", container("a"), volumes=[{"name": "models", "emptyDir": {}}],
