@@ -1,7 +1,6 @@
 // Moves bytes between a file and GPU memory through a ring of chunks of pinned host memory. Each
 // chunk has its own stream: while the file is read into one chunk, the GPU fetches the others. A
-// load from the page cache also goes by the file's own pages (page_load.h). The library and the
-// broker's loader share this code.
+// load from the page cache also goes by the file's own pages (page_load.h).
 //
 // Threads: a call belongs to one thread and uses its current context. It returns when all of its
 // work on the GPU has ended, also on failure. Helper threads exist only during the call.
