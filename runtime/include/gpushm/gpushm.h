@@ -795,9 +795,9 @@ GPUSHM_API gpushm_status gpushm_attachment_save(gpushm_attachment* attachment, c
 
 /* Makes the digest of the attached generation's content from what the GPU's memory has now. A
  * kernel reads that memory once; the first call in a process also compiles it. Work that writes
- * there must have ended. An unpublished generation keeps it, and gpushm_info has it after the publish:
- * call this after the last write. For a published one, nothing is kept. Errors: LOADING, SYSTEM
- * (its content is being loaded, or failed to load), UNSUPPORTED (transport cuipc), ORPHANED,
+ * there must have ended. An unpublished generation keeps it, and gpushm_info has it after the
+ * publish: call this after the last write. For a published one, nothing is kept. Errors: LOADING,
+ * SYSTEM (its content is being loaded, or failed to load), UNSUPPORTED (transport cuipc), ORPHANED,
  * TIMEOUT, DRIVER, UNAVAILABLE.
  * Experimental. */
 GPUSHM_API gpushm_status gpushm_attachment_digest(gpushm_attachment* attachment,
