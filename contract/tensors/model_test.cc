@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "contract/tensors/table.h"
+#include "contract/tensors/testing.h"
 #include "platform/base/testing.h"
 #include "platform/base/testing_code.h"
 
@@ -25,27 +26,11 @@ namespace {
 using gpushm::testing::CodeOf;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using testing::FileOf;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 constexpr int As(Code code) { return static_cast<int>(code); }
-
-// A safetensors file with one tensor of these bytes for each name.
-std::string FileOf(const std::vector<std::pair<std::string, std::string>>& tensors) {
-  std::string header = "{";
-  std::string data;
-  for (const auto& [name, bytes] : tensors) {
-    header += Concat(header.size() > 1 ? "," : "", '"', name, R"(":{"dtype":"U8","shape":[)",
-                     bytes.size(), R"(],"data_offsets":[)", data.size(), ',',
-                     data.size() + bytes.size(), "]}");
-    data += bytes;
-  }
-  header += "}";
-  std::string file(8, '\0');
-  const uint64_t size = header.size();
-  std::memcpy(file.data(), &size, sizeof size);
-  return file + header + data;
-}
 
 class ModelTest : public ::testing::Test {
  protected:

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -20,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "contract/tensors/testing.h"
 #include "platform/base/clock.h"
 #include "platform/base/testing.h"
 #include "runtime/client/client_testing.h"
@@ -40,18 +40,7 @@ constexpr uint64_t kRoomBytes = uint64_t{4} << 20;
 using Tensors = std::vector<std::pair<std::string, std::string>>;
 
 std::string SafetensorsOf(const Tensors& tensors) {
-  std::string header = "{\"__metadata__\":null";
-  std::string data;
-  for (const auto& [name, bytes] : tensors) {
-    header += Concat(",\"", name, R"(":{"dtype":"U8","shape":[)", bytes.size(),
-                     R"(],"data_offsets":[)", data.size(), ',', data.size() + bytes.size(), "]}");
-    data += bytes;
-  }
-  header += "}";
-  std::string file(8, '\0');
-  const uint64_t size = header.size();
-  std::memcpy(file.data(), &size, sizeof size);
-  return file + header + data;
+  return tensors::testing::FileOf(tensors, R"("__metadata__":null)");
 }
 
 // The bytes of the buffer, if the tensors lie in files in this order. What is between them is left
