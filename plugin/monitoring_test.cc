@@ -78,11 +78,10 @@ void Must(bool holds) {
 enum class Says { kLittle, kEverything };
 // A signal that nobody has written.
 void SaySignal(FakeBroker* broker) {
-  const auto page = MakeSealed("page", signal::kPageBytes, Writers::kAll);
+  const auto page = MakeSealed("page", sync::kPageBytes, Writers::kAll);
   Must(page.has_value());
-  signal::Page::Make(page->mapping.address(), page->mapping.bytes(), signal::Kind::kSignal, 1, 0,
-                     {});
-  protocol::LinkGeneration generation = GenerationOf("ready", 9, signal::kPageBytes);
+  sync::Page::Make(page->mapping.address(), page->mapping.bytes(), sync::Kind::kSignal, 1, 0, {});
+  protocol::LinkGeneration generation = GenerationOf("ready", 9, sync::kPageBytes);
   generation.transport = static_cast<uint32_t>(protocol::Transport::kHost);
   generation.pooled = 0;
   Must(broker->Say(BufferOf("ready", 9)) && broker->Say(generation, page->fd.get()));

@@ -13,7 +13,7 @@
 #include "platform/yaml/keyed_reader.h"
 #include "platform/yaml/quantity.h"
 
-namespace gpushm::config {
+namespace gpushm::annotations {
 namespace {
 
 constexpr std::array<std::string_view, 3> kAccessNames = {"many-writers", "one-writer",
@@ -50,9 +50,9 @@ std::string FileOfGpu(std::string file, uint32_t gpu) {
 
 // Reads the entry of one annotation. Errors go to the list, the value goes to its place in the pod.
 // A buffer gets its place once all entries were read, because that depends on the number of GPUs.
-class EntryReader : public FieldReader {
+class EntryReader : public yaml::FieldReader {
  public:
-  EntryReader(const AnnotationEntry& entry, const ParseOptions& options, ErrorList& errors)
+  EntryReader(const AnnotationEntry& entry, const ParseOptions& options, yaml::ErrorList& errors)
       : entry_(entry), options_(options), errors_(errors) {}
 
   void ReadInto(PodSpec& pod);
@@ -70,10 +70,11 @@ class EntryReader : public FieldReader {
   }
 
  private:
-  void Report(const YamlNode& at, std::string_view field, std::string reason,
+  void Report(const yaml::YamlNode& at, std::string_view field, std::string reason,
               std::string example) override;
-  void UnknownKey(const YamlNode& key, std::string_view path) override;
-  void Add(ConfigError error, std::string_view field, std::string reason, std::string example);
+  void UnknownKey(const yaml::YamlNode& key, std::string_view path) override;
+  void Add(yaml::ConfigError error, std::string_view field, std::string reason,
+           std::string example);
   void FailKey(std::string reason, std::string_view nearest);
   // Reads what follows the prefix of the key. Returns false, after reporting an error, if it is not
   // a valid name.
@@ -85,16 +86,19 @@ class EntryReader : public FieldReader {
   void Buffer();
   void Signal(PodSpec& pod);
   void BufferMap(BufferSpec& buffer);
-  void Field(const YamlNode& key, const YamlNode& value, BufferSpec& buffer);
-  void Containers(const YamlNode& value, std::string_view field, std::vector<std::string>& out);
-  void File(const YamlNode& value, BufferSpec& buffer);
-  void ContentDigest(const YamlNode& value, BufferSpec& buffer);
-  void Gpu(const YamlNode& value, BufferSpec& buffer);
+  void Field(const yaml::YamlNode& key, const yaml::YamlNode& value, BufferSpec& buffer);
+  void Containers(const yaml::YamlNode& value, std::string_view field,
+                  std::vector<std::string>& out);
+  void File(const yaml::YamlNode& value, BufferSpec& buffer);
+  void ContentDigest(const yaml::YamlNode& value, BufferSpec& buffer);
+  void Gpu(const yaml::YamlNode& value, BufferSpec& buffer);
   std::string GpuExample() const;
   void CheckTogether(const BufferSpec& buffer);
   void CheckWriters(const std::vector<std::string>& containers,
                     const std::vector<std::string>& writers);
-  const YamlNode* Value(std::string_view field) const { return Find(entry_.value, field); }
+  const yaml::YamlNode* Value(std::string_view field) const {
+    return yaml::Find(entry_.value, field);
+  }
   void Private(PodSpec& pod);
   void Compute(PodSpec& pod);
   // The container that follows the prefix of the key; empty, after reporting an error, if there is
@@ -104,13 +108,13 @@ class EntryReader : public FieldReader {
 
   const AnnotationEntry& entry_;
   const ParseOptions& options_;
-  ErrorList& errors_;
+  yaml::ErrorList& errors_;
   std::optional<BufferSpec> buffer_;  // What a buffer's entry declares.
   bool each_ = false;                 // It has `gpu: each`.
   bool gpu_is_wrong_ = false;
 };
 
-void EntryReader::Add(ConfigError error, std::string_view field, std::string reason,
+void EntryReader::Add(yaml::ConfigError error, std::string_view field, std::string reason,
                       std::string example) {
   error.annotation = entry_.key;
   error.field = field;
@@ -122,7 +126,7 @@ void EntryReader::Add(ConfigError error, std::string_view field, std::string rea
   errors_.Add(std::move(error));
 }
 
-void EntryReader::Report(const YamlNode& at, std::string_view field, std::string reason,
+void EntryReader::Report(const yaml::YamlNode& at, std::string_view field, std::string reason,
                          std::string example) {
   Add(entry_.origin.At(at.line, at.column), field, std::move(reason), std::move(example));
 }
@@ -150,10 +154,10 @@ std::string EntryReader::WhyNot(const std::string& container) const {
   }
   if (const auto at = options_.unfit_containers.find(container);
       at != options_.unfit_containers.end()) {
-    return Concat(Quote(container), " ", at->second);
+    return Concat(yaml::Quote(container), " ", at->second);
   }
-  return Concat("the pod has no container ", Quote(container), "; the nearest is ",
-                Quote(Container(container)));
+  return Concat("the pod has no container ", yaml::Quote(container), "; the nearest is ",
+                yaml::Quote(Container(container)));
 }
 
 void EntryReader::ReadInto(PodSpec& pod) {
@@ -175,7 +179,7 @@ void EntryReader::ReadInto(PodSpec& pod) {
     const std::string* const text = Text(entry_.value, "");
     pod.nvlink = text != nullptr && *text == "nvlink";
     if (text != nullptr && !pod.nvlink) {
-      Fail(entry_.value, "", Concat(Quote(*text), " is not nvlink, which is the only value"));
+      Fail(entry_.value, "", Concat(yaml::Quote(*text), " is not nvlink, which is the only value"));
     }
   } else if (key == kAllocationKey) {
     Choice(entry_.value, "", kAllocationNames, pod.allocation.emplace());
@@ -184,7 +188,7 @@ void EntryReader::ReadInto(PodSpec& pod) {
     if (text != nullptr && IsDnsSubdomain(*text)) {
       pod.claim = *text;
     } else if (text != nullptr) {
-      Fail(entry_.value, "", Concat(Quote(*text), " is not the name of a Kubernetes object"));
+      Fail(entry_.value, "", Concat(yaml::Quote(*text), " is not the name of a Kubernetes object"));
     }
   } else if (key == kRoleKey) {
     Choice(entry_.value, "", kRoleNames, pod.role);
@@ -218,7 +222,7 @@ std::string EntryReader::ContainerOfKey(std::string_view prefix) {
   const std::string why =
       IsDnsLabel(container)
           ? WhyNot(container)
-          : Concat(Quote(container),
+          : Concat(yaml::Quote(container),
                    " is not a valid container name (lower case letters, digits and '-', at most ",
                    limits::kNameBytes, ")");
   if (why.empty()) return container;
@@ -243,10 +247,11 @@ void EntryReader::Compute(PodSpec& pod) {
 void EntryReader::Cpu(PodSpec& pod) {
   const std::string* text = Text(entry_.value, "");
   if (text == nullptr) return;
-  const auto millis = ParseMilliCpus(*text);
+  const auto millis = yaml::ParseMilliCpus(*text);
   if (!millis) return Fail(entry_.value, "", millis.error());
   if (*millis == 0) {
-    return Fail(entry_.value, "", Concat(Quote(*text), " is zero; must be greater than zero"));
+    return Fail(entry_.value, "",
+                Concat(yaml::Quote(*text), " is zero; must be greater than zero"));
   }
   pod.sidecar.cpu_millis = *millis;
 }
@@ -256,7 +261,7 @@ bool EntryReader::Name(std::string_view prefix, std::string_view what, std::stri
   name = entry_.key.substr(prefix.size());
   if (IsDnsLabel(name)) return true;
   FailKey(
-      Concat(Quote(name), " is not a valid ", what,
+      Concat(yaml::Quote(name), " is not a valid ", what,
              " name (lower case letters, digits and '-', which may not be first or last, at most ",
              limits::kNameBytes, ")"),
       Concat(prefix, example));
@@ -266,9 +271,9 @@ bool EntryReader::Name(std::string_view prefix, std::string_view what, std::stri
 void EntryReader::Buffer() {
   BufferSpec buffer;
   if (!Name(kBuffersPrefix, "buffer", "weights", buffer.name)) return;
-  if (entry_.value.kind == YamlNode::Kind::kMap) {
+  if (entry_.value.kind == yaml::YamlNode::Kind::kMap) {
     BufferMap(buffer);
-  } else if (entry_.value.kind == YamlNode::Kind::kSequence) {
+  } else if (entry_.value.kind == yaml::YamlNode::Kind::kSequence) {
     Fail(entry_.value, "", "is a list; write a quantity or a map");
   } else {
     buffer.size_bytes = PositiveBytes(entry_.value, "size").value_or(0);
@@ -296,7 +301,7 @@ void EntryReader::PlaceInto(PodSpec& pod, const std::set<std::string_view>& take
   const std::string last = NameOnGpu(name, pod.gpus - 1);
   if (last.size() > limits::kNameBytes) {
     return Fail(*Value("gpu"), "gpu",
-                Concat("the name of its buffer on the last GPU, ", Quote(last), ", has ",
+                Concat("the name of its buffer on the last GPU, ", yaml::Quote(last), ", has ",
                        last.size(), " characters; must have at most ", limits::kNameBytes),
                 EachGpuExample(entry_.key, /*other_name=*/true));
   }
@@ -356,7 +361,8 @@ void EntryReader::BufferMap(BufferSpec& buffer) {
   CheckTogether(buffer);
 }
 
-void EntryReader::Field(const YamlNode& key, const YamlNode& value, BufferSpec& buffer) {
+void EntryReader::Field(const yaml::YamlNode& key, const yaml::YamlNode& value,
+                        BufferSpec& buffer) {
   const std::string& name = key.text;
   if (name == "size") {
     buffer.size_bytes = PositiveBytes(value, name).value_or(0);
@@ -386,10 +392,10 @@ void EntryReader::Field(const YamlNode& key, const YamlNode& value, BufferSpec& 
 }
 
 // Reports an unknown key in the map of a buffer or signal.
-void EntryReader::UnknownKey(const YamlNode& key, std::string_view /*path*/) {
+void EntryReader::UnknownKey(const yaml::YamlNode& key, std::string_view /*path*/) {
   std::vector<std::string_view> names;
   const bool buffer = entry_.key.starts_with(kBuffersPrefix);
-  for (const KeyInfo& info : buffer ? BufferKeys() : SignalKeys()) names.push_back(info.name);
+  for (const yaml::KeyInfo& info : buffer ? BufferKeys() : SignalKeys()) names.push_back(info.name);
   const std::string_view nearest = Nearest(key.text, names);
   Fail(key, key.text, Concat("unknown key; the nearest is ", nearest),
        buffer && nearest == "gpu" ? GpuExample()
@@ -399,8 +405,8 @@ void EntryReader::UnknownKey(const YamlNode& key, std::string_view /*path*/) {
 void EntryReader::Signal(PodSpec& pod) {
   SignalSpec signal;
   if (!Name(kSignalsPrefix, "signal", "ready", signal.name)) return;
-  const YamlNode::Kind kind = entry_.value.kind;
-  if (kind == YamlNode::Kind::kMap) {
+  const yaml::YamlNode::Kind kind = entry_.value.kind;
+  if (kind == yaml::YamlNode::Kind::kMap) {
     for (const auto& [key, value] : entry_.value.entries) {
       if (key.text == "writers") {
         Containers(value, key.text, signal.writers);
@@ -411,15 +417,15 @@ void EntryReader::Signal(PodSpec& pod) {
       }
     }
     CheckWriters(signal.containers, signal.writers);
-  } else if (kind != YamlNode::Kind::kNull) {
+  } else if (kind != yaml::YamlNode::Kind::kNull) {
     Fail(entry_.value, "",
-         Concat("is ", YamlKindName(kind),
+         Concat("is ", yaml::YamlKindName(kind),
                 "; write nothing, \"\", or a map of writers and containers"));
   }
   pod.signals.push_back(std::move(signal));
 }
 
-void EntryReader::Containers(const YamlNode& value, std::string_view field,
+void EntryReader::Containers(const yaml::YamlNode& value, std::string_view field,
                              std::vector<std::string>& out) {
   out = ContainerNames(value, field, "every container", limits::kContainers,
                        [&](const std::string& name) -> Refusal {
@@ -431,10 +437,10 @@ void EntryReader::Containers(const YamlNode& value, std::string_view field,
   std::ranges::sort(out);
 }
 
-void EntryReader::File(const YamlNode& value, BufferSpec& buffer) {
+void EntryReader::File(const yaml::YamlNode& value, BufferSpec& buffer) {
   const std::string* text = Text(value, "file");
   if (text == nullptr) return;
-  const std::string shown = Quote(*text);
+  const std::string shown = yaml::Quote(*text);
   const size_t slash = text->find('/');
   const bool absolute = slash == 0;
   if (text->size() > kFileBytes) {
@@ -466,18 +472,18 @@ void EntryReader::File(const YamlNode& value, BufferSpec& buffer) {
   buffer.file = *text;
 }
 
-void EntryReader::ContentDigest(const YamlNode& value, BufferSpec& buffer) {
+void EntryReader::ContentDigest(const yaml::YamlNode& value, BufferSpec& buffer) {
   const std::string* const text = Text(value, "digest");
   if (text == nullptr) return;
   const auto digest = Digest::Parse(*text);
   if (digest) {
     buffer.digest = *digest;
   } else {
-    Fail(value, "digest", Concat(Quote(*text), " is not g1: and 32 hexadecimal digits"));
+    Fail(value, "digest", Concat(yaml::Quote(*text), " is not g1: and 32 hexadecimal digits"));
   }
 }
 
-void EntryReader::Gpu(const YamlNode& value, BufferSpec& buffer) {
+void EntryReader::Gpu(const yaml::YamlNode& value, BufferSpec& buffer) {
   const std::string* const text = Text(value, "gpu");
   if (text == nullptr) return;
   each_ = *text == kEach;
@@ -490,10 +496,10 @@ void EntryReader::Gpu(const YamlNode& value, BufferSpec& buffer) {
     return;
   }
   gpu_is_wrong_ = true;
-  Fail(
-      value, "gpu",
-      Concat(Quote(*text), " is neither a number from 0 to ", limits::kPodGpus - 1, " nor ", kEach),
-      GpuExample());
+  Fail(value, "gpu",
+       Concat(yaml::Quote(*text), " is neither a number from 0 to ", limits::kPodGpus - 1, " nor ",
+              kEach),
+       GpuExample());
 }
 
 // Right for every name and every number of GPUs.
@@ -503,9 +509,9 @@ std::string EntryReader::GpuExample() const {
 
 // Checks rules that involve more than one field.
 void EntryReader::CheckTogether(const BufferSpec& buffer) {
-  const YamlNode* access = Value("access");
-  const YamlNode* writers = Value("writers");
-  const YamlNode* on_exit = Value("on-writer-exit");
+  const yaml::YamlNode* access = Value("access");
+  const yaml::YamlNode* writers = Value("writers");
+  const yaml::YamlNode* on_exit = Value("on-writer-exit");
   if (buffer.access == Access::kReadOnly) {
     const std::string example =
         Concat(entry_.key, ": '{size: 8Gi, access: read-only, file: models/weights.bin}'");
@@ -530,7 +536,7 @@ void EntryReader::CheckTogether(const BufferSpec& buffer) {
          EachGpuExample(entry_.key, /*other_name=*/false));
   }
   for (const char* const field : {"bytes", "digest"}) {
-    const YamlNode* const announced = Value(field);
+    const yaml::YamlNode* const announced = Value(field);
     if (announced == nullptr) continue;
     if (Value("file") == nullptr) {
       Fail(*announced, field, "says what the file has, and there is no file");
@@ -543,7 +549,7 @@ void EntryReader::CheckTogether(const BufferSpec& buffer) {
 
 void EntryReader::CheckWriters(const std::vector<std::string>& containers,
                                const std::vector<std::string>& writers) {
-  const YamlNode* const written = Value("writers");
+  const yaml::YamlNode* const written = Value("writers");
   if (written == nullptr || containers.empty()) return;
   for (size_t i = 0; i < written->items.size(); ++i) {
     const std::string& name = written->items[i].text;
@@ -552,7 +558,7 @@ void EntryReader::CheckWriters(const std::vector<std::string>& containers,
     if (std::ranges::find(containers, name) != containers.end()) continue;
     const bool buffer = entry_.key.starts_with(kBuffersPrefix);
     Fail(written->items[i], Concat("writers[", i, "]"),
-         Concat(Quote(name), " may not attach: it is not listed in containers"),
+         Concat(yaml::Quote(name), " may not attach: it is not listed in containers"),
          Concat(entry_.key, ": '{", buffer ? "size: 8Gi, " : "", "containers: [", name,
                 "], writers: [", name, "]}'"));
   }
@@ -581,9 +587,9 @@ void AddDefaultPrivate(PodSpec& pod, const std::vector<std::string>& containers)
 // Buffers and signals share one name space, and each takes one place in the registry. `buffers` are
 // those that the pod declares, on all of its GPUs.
 void CheckNames(std::span<const AnnotationEntry> entries, const PodSpec& pod, size_t buffers,
-                const std::set<std::string_view>& plain_buffers, ErrorList& errors) {
+                const std::set<std::string_view>& plain_buffers, yaml::ErrorList& errors) {
   const auto fail = [&](const AnnotationEntry& at, std::string reason, std::string example) {
-    ConfigError error = at.key_origin.At(at.key_line, at.key_column);
+    yaml::ConfigError error = at.key_origin.At(at.key_line, at.key_column);
     error.annotation = at.key;
     error.reason = std::move(reason);
     error.example = std::move(example);
@@ -674,7 +680,7 @@ bool PodSpec::HasAccessLists() const {
 }
 
 PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOptions& options,
-                        ErrorList& errors) {
+                        yaml::ErrorList& errors) {
   PodSpec pod;
   std::vector<EntryReader> readers;
   readers.reserve(entries.size());
@@ -699,15 +705,15 @@ PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOpt
   return pod;
 }
 
-OrErrors<PodSpec> ParseAnnotationsOrErrors(const Annotations& annotations,
-                                           const ParseOptions& options) {
-  ErrorList errors;
+yaml::OrErrors<PodSpec> ParseAnnotationsOrErrors(const Annotations& annotations,
+                                                 const ParseOptions& options) {
+  yaml::ErrorList errors;
   std::vector<AnnotationEntry> entries;
   for (const auto& [key, value] : annotations) {
     if (!IsOurKey(key) || key == kStatusKey) continue;
-    AnnotationEntry entry{key, Origin::Value(key), 0, 0, Origin::Value(key), {}};
-    YamlTree tree = ParseYaml(value);
-    for (const YamlError& bad : tree.errors) {
+    AnnotationEntry entry{key, yaml::Origin::Value(key), 0, 0, yaml::Origin::Value(key), {}};
+    yaml::YamlTree tree = yaml::ParseYaml(value);
+    for (const yaml::YamlError& bad : tree.errors) {
       errors.Add(YamlMistake(entry.origin, key, value, bad));
     }
     if (!tree.whole) continue;
@@ -720,38 +726,38 @@ OrErrors<PodSpec> ParseAnnotationsOrErrors(const Annotations& annotations,
 }
 
 Result<PodSpec> ParseAnnotations(const Annotations& annotations, const ParseOptions& options) {
-  OrErrors<PodSpec> pod = ParseAnnotationsOrErrors(annotations, options);
-  if (!pod) return std::unexpected(ToStatus(pod.error(), kDocument));
+  yaml::OrErrors<PodSpec> pod = ParseAnnotationsOrErrors(annotations, options);
+  if (!pod) return std::unexpected(yaml::ToStatus(pod.error(), kDocument));
   return *std::move(pod);
 }
 
-OrErrors<PodSpec> ParseBuffersEnvironmentOrErrors(std::string_view text,
-                                                  const ParseOptions& options) {
-  ErrorList errors;
-  const YamlTree tree = ParseYaml(text);
+yaml::OrErrors<PodSpec> ParseBuffersEnvironmentOrErrors(std::string_view text,
+                                                        const ParseOptions& options) {
+  yaml::ErrorList errors;
+  const yaml::YamlTree tree = yaml::ParseYaml(text);
   const auto fail = [&](int line, int column, std::string reason) {
-    ConfigError error = Origin::File(kBuffersVariable).At(line, column);
+    yaml::ConfigError error = yaml::Origin::File(kBuffersVariable).At(line, column);
     error.reason = std::move(reason);
     error.example = AnnotationExample(Concat(kBuffersPrefix, "weights"), "", "");
     errors.Add(std::move(error));
   };
-  for (const YamlError& bad : tree.errors) fail(bad.line, bad.column, bad.reason);
+  for (const yaml::YamlError& bad : tree.errors) fail(bad.line, bad.column, bad.reason);
   PodSpec pod;
-  const YamlNode& root = tree.root;
-  if (root.kind == YamlNode::Kind::kMap || root.kind == YamlNode::Kind::kNull) {
+  const yaml::YamlNode& root = tree.root;
+  if (root.kind == yaml::YamlNode::Kind::kMap || root.kind == yaml::YamlNode::Kind::kNull) {
     const auto entries = ReadAnnotationMap(root, kBuffersVariable, text, errors);
     pod = ReadAnnotations(entries, options, errors);
   } else {
-    fail(root.line, root.column, Concat("is ", YamlKindName(root.kind), ", not a map"));
+    fail(root.line, root.column, Concat("is ", yaml::YamlKindName(root.kind), ", not a map"));
   }
   if (!errors.empty()) return std::unexpected(errors.Take());
   return pod;
 }
 
 Result<PodSpec> ParseBuffersEnvironment(std::string_view text, const ParseOptions& options) {
-  OrErrors<PodSpec> pod = ParseBuffersEnvironmentOrErrors(text, options);
-  if (!pod) return std::unexpected(ToStatus(pod.error(), kDocument));
+  yaml::OrErrors<PodSpec> pod = ParseBuffersEnvironmentOrErrors(text, options);
+  if (!pod) return std::unexpected(yaml::ToStatus(pod.error(), kDocument));
   return *std::move(pod);
 }
 
-}  // namespace gpushm::config
+}  // namespace gpushm::annotations

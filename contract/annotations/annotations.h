@@ -27,7 +27,7 @@
 #include "platform/yaml/error_list.h"
 #include "platform/yaml/quantity.h"
 
-namespace gpushm::config {
+namespace gpushm::annotations {
 
 enum class Access {
   kManyWriters,  // Any number of writers at the same time; they coordinate themselves.
@@ -94,7 +94,7 @@ struct SignalSpec {
   friend bool operator==(const SignalSpec&, const SignalSpec&) = default;
 };
 
-static_assert(limits::kBufferBytes == kMostBytes,
+static_assert(limits::kBufferBytes == yaml::kMostBytes,
               "a size that parses is one that a buffer may have");
 
 // Half of what sync pages may take, at 4 KiB per page, so that every signal can have a successor
@@ -190,14 +190,14 @@ inline constexpr uint64_t kDefaultPrivateBytes = uint64_t{1} << 30;
 // The annotations of a pod's metadata. Each value is text: for a buffer a quantity or a YAML map,
 // for a signal nothing or a YAML map.
 Result<PodSpec> ParseAnnotations(const Annotations& annotations, const ParseOptions& options = {});
-OrErrors<PodSpec> ParseAnnotationsOrErrors(const Annotations& annotations,
-                                           const ParseOptions& options = {});
+yaml::OrErrors<PodSpec> ParseAnnotationsOrErrors(const Annotations& annotations,
+                                                 const ParseOptions& options = {});
 
 // The same annotations as one YAML map, from the environment variable GPUSHM_BUFFERS. Values may
 // also be maps without quotes. An empty text is an empty specification.
 inline constexpr std::string_view kBuffersVariable = "GPUSHM_BUFFERS";
 Result<PodSpec> ParseBuffersEnvironment(std::string_view text, const ParseOptions& options = {});
-OrErrors<PodSpec> ParseBuffersEnvironmentOrErrors(std::string_view text,
-                                                  const ParseOptions& options = {});
+yaml::OrErrors<PodSpec> ParseBuffersEnvironmentOrErrors(std::string_view text,
+                                                        const ParseOptions& options = {});
 
-}  // namespace gpushm::config
+}  // namespace gpushm::annotations

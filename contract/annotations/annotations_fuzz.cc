@@ -11,7 +11,7 @@
 #include "contract/limits.h"
 #include "platform/yaml/quantity.h"
 
-namespace gpushm::config {
+namespace gpushm::annotations {
 namespace {
 
 void Require(bool condition) {
@@ -43,24 +43,25 @@ void CheckPod(const PodSpec& pod) {
   Require(PodUnits(pod, kGranularityBytes) % pod.gpus == 0);
 }
 
-void CheckErrors(const std::vector<ConfigError>& errors) {
-  Require(!errors.empty() && errors.size() <= kErrorsKept + 1);
-  for (const ConfigError& error : errors) {
+void CheckErrors(const std::vector<yaml::ConfigError>& errors) {
+  Require(!errors.empty() && errors.size() <= yaml::kErrorsKept + 1);
+  for (const yaml::ConfigError& error : errors) {
     Require(!error.reason.empty() && error.line >= 0 && error.column >= 0);
     Require(error.ToString().find('\n') == std::string::npos);
   }
 }
 
-void Check(const OrErrors<PodSpec>& result) {
+void Check(const yaml::OrErrors<PodSpec>& result) {
   if (!result) return CheckErrors(result.error());
   CheckPod(*result);
 }
 
 }  // namespace
-}  // namespace gpushm::config
+}  // namespace gpushm::annotations
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace gpushm::config;
+  using namespace gpushm;
+  using namespace gpushm::annotations;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const ParseOptions strict{.containers = std::vector<std::string>{"decoder", "model"}};
   Check(ParseBuffersEnvironmentOrErrors(text));
@@ -71,7 +72,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Check(ParseAnnotationsOrErrors(
       {{"buffers.gpushm.io/weights", std::string(text)}, {"gpushm.io/gpus", "3"}}, strict));
   Check(ParseAnnotationsOrErrors({{"gpushm.io/gpus", std::string(text)}}, strict));
-  if (const auto bytes = ParseBytes(text)) Require(ParseBytes(FormatBytes(*bytes)) == *bytes);
-  (void)ParseMilliCpus(text);
+  if (const auto bytes = yaml::ParseBytes(text))
+    Require(yaml::ParseBytes(yaml::FormatBytes(*bytes)) == *bytes);
+  (void)yaml::ParseMilliCpus(text);
   return 0;
 }

@@ -7,7 +7,7 @@
 #include "contract/limits.h"
 #include "platform/base/testing/must.h"
 
-namespace gpushm::config {
+namespace gpushm::annotations {
 namespace {
 
 using ::gpushm::testing::Must;
@@ -409,4 +409,4 @@ TEST(KeysTest, OurKeys) {
 }
 
 }  // namespace
-}  // namespace gpushm::config
+}  // namespace gpushm::annotations

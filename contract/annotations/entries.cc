@@ -3,7 +3,7 @@
 #include "contract/annotations/keys.h"
 #include "contract/limits.h"
 
-namespace gpushm::config {
+namespace gpushm::annotations {
 
 std::string AnnotationExample(std::string_view key, std::string_view field,
                               std::string_view container) {
@@ -15,14 +15,14 @@ std::string AnnotationExample(std::string_view key, std::string_view field,
   };
   const bool buffer = key.starts_with(kBuffersPrefix);
   if (buffer || key.starts_with(kSignalsPrefix)) {
-    for (const KeyInfo& info : buffer ? BufferKeys() : SignalKeys()) {
+    for (const yaml::KeyInfo& info : buffer ? BufferKeys() : SignalKeys()) {
       if (info.name != field || field == "size") continue;
       return fill(
           Concat(key, ": '{", buffer ? "size: 8Gi, " : "", field, ": ", info.example, "}'"));
     }
     return Concat(key, buffer ? ": 8Gi" : ": \"\"");
   }
-  for (const KeyInfo& info : AnnotationKeys()) {
+  for (const yaml::KeyInfo& info : AnnotationKeys()) {
     if (info.name == key || (!info.variable.empty() && key.starts_with(info.name))) {
       return fill(Concat(key, ": ", info.example));
     }
@@ -39,9 +39,9 @@ std::string EachGpuExample(std::string_view key, bool other_name) {
                 ": '{size: 8Gi, gpu: each, file: \"models/shard-{gpu}.safetensors\"}'");
 }
 
-ConfigError YamlMistake(const Origin& origin, std::string_view key, std::string_view text,
-                        const YamlError& bad) {
-  ConfigError error = origin.At(bad.line, bad.column);
+yaml::ConfigError YamlMistake(const yaml::Origin& origin, std::string_view key,
+                              std::string_view text, const yaml::YamlError& bad) {
+  yaml::ConfigError error = origin.At(bad.line, bad.column);
   error.reason = bad.reason;
   error.example = AnnotationExample(key, "", "trainer");
   // YAML takes the braces for a map, and its own words do not lead there.
@@ -53,18 +53,19 @@ ConfigError YamlMistake(const Origin& origin, std::string_view key, std::string_
   return error;
 }
 
-std::vector<AnnotationEntry> ReadAnnotationMap(const YamlNode& annotations, std::string_view file,
-                                               std::string_view source, ErrorList& errors) {
+std::vector<AnnotationEntry> ReadAnnotationMap(const yaml::YamlNode& annotations,
+                                               std::string_view file, std::string_view source,
+                                               yaml::ErrorList& errors) {
   std::vector<AnnotationEntry> entries;
-  const Lines lines = SplitLines(source);
+  const yaml::Lines lines = yaml::SplitLines(source);
   for (const auto& [key, value] : annotations.entries) {
     if (!IsOurKey(key.text)) continue;
-    AnnotationEntry entry{key.text,   Origin::File(file, key.text), key.line,
-                          key.column, Origin::File(file, key.text), value};
-    if (value.kind == YamlNode::Kind::kScalar) {
-      entry.origin = Origin::Embedded(file, key.text, lines, value);
-      YamlTree tree = ParseYaml(value.text);
-      for (const YamlError& bad : tree.errors) {
+    AnnotationEntry entry{key.text,   yaml::Origin::File(file, key.text), key.line,
+                          key.column, yaml::Origin::File(file, key.text), value};
+    if (value.kind == yaml::YamlNode::Kind::kScalar) {
+      entry.origin = yaml::Origin::Embedded(file, key.text, lines, value);
+      yaml::YamlTree tree = yaml::ParseYaml(value.text);
+      for (const yaml::YamlError& bad : tree.errors) {
         errors.Add(YamlMistake(entry.origin, key.text, value.text, bad));
       }
       if (!tree.whole) continue;
@@ -75,4 +76,4 @@ std::vector<AnnotationEntry> ReadAnnotationMap(const YamlNode& annotations, std:
   return entries;
 }
 
-}  // namespace gpushm::config
+}  // namespace gpushm::annotations

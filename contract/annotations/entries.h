@@ -10,15 +10,15 @@
 #include "platform/yaml/error_list.h"
 #include "platform/yaml/yaml_tree.h"
 
-namespace gpushm::config {
+namespace gpushm::annotations {
 
 struct AnnotationEntry {
   std::string key;
-  Origin key_origin;  // The place of the key.
+  yaml::Origin key_origin;  // The place of the key.
   int key_line = 0;
   int key_column = 0;
-  Origin origin;  // The place of the value.
-  YamlNode value;
+  yaml::Origin origin;  // The place of the value.
+  yaml::YamlNode value;
 };
 
 // `key: value` for messages, with the name of a container of the pod in it. `field` is a field in
@@ -31,16 +31,17 @@ std::string AnnotationExample(std::string_view key, std::string_view field,
 std::string EachGpuExample(std::string_view key, bool other_name);
 
 // The error for the value `text` of a key, which is not YAML.
-ConfigError YamlMistake(const Origin& origin, std::string_view key, std::string_view text,
-                        const YamlError& bad);
+yaml::ConfigError YamlMistake(const yaml::Origin& origin, std::string_view key,
+                              std::string_view text, const yaml::YamlError& bad);
 
 // Reads the entries whose keys belong to gpushm. `entries` has no duplicate keys; the caller has
 // reported them.
 PodSpec ReadAnnotations(std::span<const AnnotationEntry> entries, const ParseOptions& options,
-                        ErrorList& errors);
+                        yaml::ErrorList& errors);
 
 // Turns the map `annotations` of a file or environment variable into entries.
-std::vector<AnnotationEntry> ReadAnnotationMap(const YamlNode& annotations, std::string_view file,
-                                               std::string_view source, ErrorList& errors);
+std::vector<AnnotationEntry> ReadAnnotationMap(const yaml::YamlNode& annotations,
+                                               std::string_view file, std::string_view source,
+                                               yaml::ErrorList& errors);
 
-}  // namespace gpushm::config
+}  // namespace gpushm::annotations

@@ -12,7 +12,7 @@
 #include "platform/base/testing/must.h"
 #include "platform/yaml/yaml_tree.h"
 
-namespace gpushm::config {
+namespace gpushm::annotations {
 namespace {
 
 using ::gpushm::testing::Must;
@@ -298,15 +298,15 @@ std::vector<Case> AllCases() {
   return all;
 }
 
-std::vector<ConfigError> Errors(const Case& c) {
+std::vector<yaml::ConfigError> Errors(const Case& c) {
   Annotations annotations = {{c.key, c.text}};
   if (!c.gpus.empty()) annotations["gpushm.io/gpus"] = c.gpus;
   const auto pod = ParseAnnotationsOrErrors(annotations, kPod);
-  return pod ? std::vector<ConfigError>{} : pod.error();
+  return pod ? std::vector<yaml::ConfigError>{} : pod.error();
 }
 
 // Uses the example as an annotation of the case's pod.
-void ExpectAnnotationExampleParses(const Case& c, const ConfigError& error) {
+void ExpectAnnotationExampleParses(const Case& c, const yaml::ConfigError& error) {
   // All but these are right in any pod.
   const bool with_gpus = error.example.starts_with("gpushm.io/topology");
   const bool with_claim = error.example.starts_with("gpushm.io/role");
@@ -316,10 +316,10 @@ void ExpectAnnotationExampleParses(const Case& c, const ConfigError& error) {
   const auto pod = ParseBuffersEnvironment(error.example + more, kPod);
   EXPECT_TRUE(pod) << error.example << "\n" << pod.error().ToString();
   // In a pod's metadata values are strings.
-  const YamlTree tree = ParseYaml(error.example);
+  const yaml::YamlTree tree = yaml::ParseYaml(error.example);
   ASSERT_EQ(tree.root.entries.size(), 1U) << error.example;
-  const YamlEntry& entry = tree.root.entries[0];
-  ASSERT_EQ(entry.value.kind, YamlNode::Kind::kScalar) << error.example;
+  const yaml::YamlEntry& entry = tree.root.entries[0];
+  ASSERT_EQ(entry.value.kind, yaml::YamlNode::Kind::kScalar) << error.example;
   Annotations annotations = {{entry.key.text, entry.value.text}};
   if (with_gpus) annotations["gpushm.io/gpus"] = c.gpus;
   if (with_claim) annotations["gpushm.io/claim"] = "weights";
@@ -332,9 +332,10 @@ TEST(AnnotationErrorsTest, EachMistakeIsFoundAtItsPlace) {
   EXPECT_GE(all.size(), 100U);
   for (const Case& c : all) {
     SCOPED_TRACE(c.key.substr(0, 80) + ": " + c.text.substr(0, 200));
-    const std::vector<ConfigError> errors = Errors(c);
-    ASSERT_EQ(errors.size(), 1U) << (errors.size() > 1 ? ToStatus(errors, "").ToString() : "");
-    const ConfigError& error = errors[0];
+    const std::vector<yaml::ConfigError> errors = Errors(c);
+    ASSERT_EQ(errors.size(), 1U) << (errors.size() > 1 ? yaml::ToStatus(errors, "").ToString()
+                                                       : "");
+    const yaml::ConfigError& error = errors[0];
     EXPECT_EQ(error.line, c.line) << error.ToString();
     EXPECT_EQ(error.column, c.column) << error.ToString();
     EXPECT_EQ(error.field, c.field) << error.ToString();
@@ -349,14 +350,14 @@ TEST(AnnotationErrorsTest, EachMistakeIsFoundAtItsPlace) {
 TEST(AnnotationErrorsTest, EachExampleIsRightInThePlaceOfTheMistake) {
   for (const Case& c : AllCases()) {
     SCOPED_TRACE(c.key.substr(0, 80) + ": " + c.text.substr(0, 200));
-    for (const ConfigError& error : Errors(c)) {
+    for (const yaml::ConfigError& error : Errors(c)) {
       ExpectAnnotationExampleParses(c, error);
     }
   }
 }
 
 // The table's example of `key`, for a pod that has a container "trainer".
-std::string ExampleOf(const KeyInfo& key) {
+std::string ExampleOf(const yaml::KeyInfo& key) {
   std::string example(key.example);
   const size_t at = example.find("$container");
   if (at != std::string::npos) example.replace(at, 10, "trainer");
@@ -366,7 +367,7 @@ std::string ExampleOf(const KeyInfo& key) {
 // Goal: no key is documented and accepted but then ignored. Method: the table's example of a key
 // must change the result.
 TEST(AnnotationErrorsTest, EveryExampleOfTheTableTakesEffect) {
-  for (const KeyInfo& key : AnnotationKeys()) {
+  for (const yaml::KeyInfo& key : AnnotationKeys()) {
     std::string name(key.name);
     if (name.ends_with('/')) name += "trainer";
     // What these two need.
@@ -376,7 +377,7 @@ TEST(AnnotationErrorsTest, EveryExampleOfTheTableTakesEffect) {
     const auto pod = Must(ParseBuffersEnvironment(Concat(more, name, ": ", ExampleOf(key))));
     EXPECT_FALSE(pod == *ParseBuffersEnvironment(more)) << name;
   }
-  for (const KeyInfo& key : BufferKeys()) {
+  for (const yaml::KeyInfo& key : BufferKeys()) {
     const bool size = key.name == "size";
     const auto without = ParseAnnotations({{"buffers.gpushm.io/b", "{size: 3Gi}"}});
     const auto with =
@@ -385,7 +386,7 @@ TEST(AnnotationErrorsTest, EveryExampleOfTheTableTakesEffect) {
     ASSERT_TRUE(with) << with.error().ToString();
     EXPECT_FALSE(*with == *without) << key.name;
   }
-  for (const KeyInfo& key : SignalKeys()) {
+  for (const yaml::KeyInfo& key : SignalKeys()) {
     const auto without = ParseAnnotations({{"signals.gpushm.io/s", ""}});
     const auto with = Must(ParseAnnotations(
         {{"signals.gpushm.io/s", Concat("{", key.name, ": ", ExampleOf(key), "}")}}));
@@ -458,10 +459,10 @@ TEST(AnnotationErrorsTest, AMultitudeOfErrorsIsCut) {
   for (int i = 0; i < 20000; ++i) text += "X,";
   const auto pod = ParseAnnotationsOrErrors({{kB, text + "]}"}}, kPod);
   ASSERT_FALSE(pod);
-  ASSERT_EQ(pod.error().size(), kErrorsKept + 1);
+  ASSERT_EQ(pod.error().size(), yaml::kErrorsKept + 1);
   // A list is read only up to the limit of a pod's containers.
   EXPECT_EQ(pod.error().back().reason,
-            Concat("and ", limits::kContainers + 1 - kErrorsKept, " more errors"));
+            Concat("and ", limits::kContainers + 1 - yaml::kErrorsKept, " more errors"));
 }
 
 TEST(AnnotationErrorsTest, MessagesAreOneLineOfCleanText) {
@@ -473,4 +474,4 @@ TEST(AnnotationErrorsTest, MessagesAreOneLineOfCleanText) {
 }
 
 }  // namespace
-}  // namespace gpushm::config
+}  // namespace gpushm::annotations

@@ -7,10 +7,10 @@
 #include "contract/limits.h"
 #include "platform/base/status.h"
 
-namespace gpushm::config {
+namespace gpushm::annotations {
 namespace {
 
-constexpr std::array<KeyInfo, 19> kAnnotationKeys = {{
+constexpr std::array<yaml::KeyInfo, 19> kAnnotationKeys = {{
     {kBuffersPrefix, "<name>", "quantity, or a map (below)", "",
      "A buffer with this name (a DNS label of at most 63 characters), made when the pod starts.",
      "8Gi",
@@ -35,7 +35,7 @@ constexpr std::array<KeyInfo, 19> kAnnotationKeys = {{
     {kHostIpcKey, "", "\"true\" or \"false\"", "\"false\"",
      "Share memory with other such pods on the node through the host's /dev/shm. "
      "It is allowed only in a pod that itself sets hostIPC: true.",
-     "\"true\"", R"("enum": ["true", "false"])", kExperimental},
+     "\"true\"", R"("enum": ["true", "false"])", yaml::kExperimental},
     {kCudaIpcKey, "", "\"true\" or \"false\"", "\"false\"",
      "Programs that use CUDA IPC work unchanged between the containers that attach. A library is "
      "loaded into each of their programs, by a file /etc/ld.so.preload that gpushm mounts.",
@@ -88,19 +88,19 @@ constexpr std::array<KeyInfo, 19> kAnnotationKeys = {{
      "owner", R"("enum": ["owner", "user", "mps"])"},
     {kInjectKey, "", "\"true\" or \"false\"", "\"true\"",
      "With \"false\" the webhook ignores this pod, whatever its other annotations say.",
-     "\"false\"", R"("enum": ["true", "false"])", kExperimental},
+     "\"false\"", R"("enum": ["true", "false"])", yaml::kExperimental},
     {kSidecarCpuKey, "", "CPU quantity", "the chart's value",
      "The sidecar's CPU request and limit. With a small value, starts take long.", "100m",
      R"("type": "string",
       "pattern": "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
       "allOf": [{"pattern": "^[+]?[0-9.]*[1-9]"}])",
-     kExperimental},
+     yaml::kExperimental},
     {kSidecarMemoryKey, "", "quantity", "the chart's value",
      "The sidecar's host memory request and limit.", "64Mi",
-     R"("type": "string", "$ref": "#/$defs/positive")", kExperimental},
+     R"("type": "string", "$ref": "#/$defs/positive")", yaml::kExperimental},
 }};
 
-constexpr std::array<KeyInfo, 11> kBufferKeys = {{
+constexpr std::array<yaml::KeyInfo, 11> kBufferKeys = {{
     {"size", "", "quantity", "required",
      "Bytes of one generation. The driver rounds them up to a multiple of 2Mi.", "8Gi",
      R"("$ref": "#/$defs/positive")"},
@@ -131,12 +131,12 @@ constexpr std::array<KeyInfo, 11> kBufferKeys = {{
     {"bytes", "", "quantity", "not checked",
      "How many bytes `file` has, or all files of a model together. The load waits for them, and "
      "refuses more.",
-     "16060522496, file: models/weights.bin", R"("$ref": "#/$defs/positive")", kExperimental},
+     "16060522496, file: models/weights.bin", R"("$ref": "#/$defs/positive")", yaml::kExperimental},
     {"digest", "", "digest", "not checked",
      "The digest that the content of `file` must have, as `gpushmctl stat` shows it: a file with "
      "other content is refused. It finds mistakes, not malice.",
      "\"g1:0123456789abcdef0123456789abcdef\", file: models/weights.bin",
-     R"("type": "string", "pattern": "^g1:[0-9a-fA-F]{32}$")", kExperimental},
+     R"("type": "string", "pattern": "^g1:[0-9a-fA-F]{32}$")", yaml::kExperimental},
     {"loads", "", "`true` or `false`", "false",
      "One of its writers will load it, for example by `gpushmctl load`. Attaching waits for the "
      "load.",
@@ -148,7 +148,7 @@ constexpr std::array<KeyInfo, 11> kBufferKeys = {{
      "each", R"("anyOf": [{"type": "integer", "minimum": 0, "maximum": 15}, {"const": "each"}])"},
 }};
 
-constexpr std::array<KeyInfo, 2> kSignalKeys = {{
+constexpr std::array<yaml::KeyInfo, 2> kSignalKeys = {{
     {"writers", "", "list of containers", "all that may open it",
      "The containers that may write it, one process at a time.", "[$container]",
      R"("$ref": "#/$defs/containers")"},
@@ -164,9 +164,9 @@ std::string Lower(std::string_view text) {
 
 }  // namespace
 
-std::span<const KeyInfo> AnnotationKeys() { return kAnnotationKeys; }
-std::span<const KeyInfo> BufferKeys() { return kBufferKeys; }
-std::span<const KeyInfo> SignalKeys() { return kSignalKeys; }
+std::span<const yaml::KeyInfo> AnnotationKeys() { return kAnnotationKeys; }
+std::span<const yaml::KeyInfo> BufferKeys() { return kBufferKeys; }
+std::span<const yaml::KeyInfo> SignalKeys() { return kSignalKeys; }
 
 bool IsOurKey(std::string_view key) {
   // Kubernetes lower-cases annotation keys only to validate them, so they arrive here as written.
@@ -179,7 +179,7 @@ std::string NearestAnnotation(std::string_view key) {
   const std::string_view name = slash == std::string_view::npos ? "" : key.substr(slash + 1);
   const bool valid_name = IsDnsLabel(name);
   std::vector<std::string> candidates;
-  for (const KeyInfo& info : kAnnotationKeys) {
+  for (const yaml::KeyInfo& info : kAnnotationKeys) {
     std::string candidate(info.name);
     if (!info.variable.empty()) {
       const std::string_view stand_in = info.name == kBuffersPrefix   ? "weights"
@@ -192,4 +192,4 @@ std::string NearestAnnotation(std::string_view key) {
   return std::string(Nearest(Lower(key), candidates));
 }
 
-}  // namespace gpushm::config
+}  // namespace gpushm::annotations

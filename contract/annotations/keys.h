@@ -11,14 +11,14 @@
 #include "platform/base/nearest.h"
 #include "platform/yaml/keyed_reader.h"
 
-namespace gpushm::config {
+namespace gpushm::annotations {
 
 // Keys of a pod's annotations. A name that ends in '/' is a family of keys.
-std::span<const KeyInfo> AnnotationKeys();
+std::span<const yaml::KeyInfo> AnnotationKeys();
 // Keys in the map of a buffer.
-std::span<const KeyInfo> BufferKeys();
+std::span<const yaml::KeyInfo> BufferKeys();
 // Keys in the map of a signal.
-std::span<const KeyInfo> SignalKeys();
+std::span<const yaml::KeyInfo> SignalKeys();
 
 inline constexpr std::string_view kBuffersPrefix = "buffers.gpushm.io/";
 inline constexpr std::string_view kSignalsPrefix = "signals.gpushm.io/";
@@ -55,4 +55,4 @@ bool IsOurKey(std::string_view key);
 // the slash if it is valid, and otherwise gets the name from the table's example.
 std::string NearestAnnotation(std::string_view key);
 
-}  // namespace gpushm::config
+}  // namespace gpushm::annotations

@@ -5,7 +5,7 @@
 
 #include "platform/yaml/quantity.h"
 
-namespace gpushm::config {
+namespace gpushm::annotations {
 namespace {
 
 constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
@@ -92,19 +92,20 @@ Result<void> CheckFits(const PodSpec& pod, uint64_t card_bytes, std::string_view
   const uint64_t pool = PoolBytes(pod, fullest, granularity);
   const uint64_t extra = RoundUp(pod.pool_extra_bytes, granularity);
   const auto parts = [&](uint64_t gpus) {
-    return Concat("(", FormatBytes(Times(pool - extra, gpus)), " for buffers, ",
-                  FormatBytes(Times(extra, gpus)), " for pool-extra, ",
-                  FormatBytes(Times(asked - pool, gpus)), " for its containers and loading)");
+    return Concat("(", yaml::FormatBytes(Times(pool - extra, gpus)), " for buffers, ",
+                  yaml::FormatBytes(Times(extra, gpus)), " for pool-extra, ",
+                  yaml::FormatBytes(Times(asked - pool, gpus)), " for its containers and loading)");
   };
   const std::string requests =
-      pod.gpus == 1 ? Concat(FormatBytes(asked), " of one GPU ", parts(1))
-                    : Concat(FormatBytes(asked), " of each of its ", pod.gpus, " GPUs, as GPU ",
-                             fullest, " needs ", parts(1), ", and ",
-                             FormatBytes(NodeBytes(pod, granularity)), " in all ", parts(pod.gpus));
+      pod.gpus == 1
+          ? Concat(yaml::FormatBytes(asked), " of one GPU ", parts(1))
+          : Concat(yaml::FormatBytes(asked), " of each of its ", pod.gpus, " GPUs, as GPU ",
+                   fullest, " needs ", parts(1), ", and ",
+                   yaml::FormatBytes(NodeBytes(pod, granularity)), " in all ", parts(pod.gpus));
   return Fail(
       Code::kExhausted,
-      Concat("the pod requests ", requests, ", but ", card, " has ", FormatBytes(card_bytes)),
+      Concat("the pod requests ", requests, ", but ", card, " has ", yaml::FormatBytes(card_bytes)),
       "make buffers smaller or fewer, or lower private.gpushm.io/<container>");
 }
 
-}  // namespace gpushm::config
+}  // namespace gpushm::annotations

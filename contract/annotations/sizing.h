@@ -13,7 +13,7 @@
 #include "contract/annotations/annotations.h"
 #include "platform/base/status.h"
 
-namespace gpushm::config {
+namespace gpushm::annotations {
 
 // The result of cuMemGetAllocationGranularity on every GPU seen so far; the driver rounds up to it.
 inline constexpr uint64_t kGranularityBytes = uint64_t{2} << 20;
@@ -58,4 +58,4 @@ uint64_t PodUnits(const PodSpec& pod, uint64_t unit_bytes);
 Result<void> CheckFits(const PodSpec& pod, uint64_t card_bytes, std::string_view card,
                        uint64_t granularity = kGranularityBytes);
 
-}  // namespace gpushm::config
+}  // namespace gpushm::annotations

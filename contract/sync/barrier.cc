@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 // A participant that learns that another one has ended leaves the barrier itself. So a death is
@@ -121,4 +121,4 @@ std::vector<Point> Barrier::WaitOnStream(uint64_t point) const {
   return points;
 }
 
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

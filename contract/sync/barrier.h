@@ -17,7 +17,7 @@
 
 #include "contract/sync/frames.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 
 class Barrier {
  public:
@@ -70,4 +70,4 @@ class Barrier {
   uint64_t arrived_ = 0;
 };
 
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

@@ -17,7 +17,7 @@
 #include "platform/base/testing/must.h"
 #include "platform/base/testing_code.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 using ::gpushm::testing::Must;
@@ -191,4 +191,4 @@ TEST(BarrierTest, KilledAtRandomMomentsItBreaksForTheOthers) {
 }
 
 }  // namespace
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

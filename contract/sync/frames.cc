@@ -8,7 +8,7 @@
 #include "contract/limits.h"
 #include "platform/base/clock.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 using MetadataWords = std::array<uint64_t, kMetadataBytes / sizeof(uint64_t)>;
@@ -229,4 +229,4 @@ Result<void> FrameWriter::Announce(uint64_t seq, uint64_t bytes,
   return {};
 }
 
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

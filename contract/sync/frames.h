@@ -31,7 +31,7 @@
 #include "contract/sync/page.h"
 #include "platform/base/status.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 
 inline constexpr size_t kMetadataBytes = 64;
 // Frames that one reader can have open, or released while its stream still reads them.
@@ -204,4 +204,4 @@ class FrameWriter {
   uint64_t waited_for_ = 0;
 };
 
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

@@ -20,7 +20,7 @@
 #include "contract/sync/testing.h"
 #include "platform/base/testing.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 using ::gpushm::testing::TestSeed;
@@ -189,4 +189,4 @@ TEST(HostileTest, NobodyLeavesThePageWhileItChanges) {
 }
 
 }  // namespace
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

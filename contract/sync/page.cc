@@ -12,7 +12,7 @@
 
 #include "contract/limits.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 constexpr int64_t kSpinNs = 20'000;
@@ -271,4 +271,4 @@ Result<Reading> WaitUntil(const Cell& cell, uint64_t value, const Deadline& dead
   }
 }
 
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

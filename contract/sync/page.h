@@ -31,7 +31,7 @@
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 
 // Releases every waiter. The GPU's comparison is cyclic, so UINT64_MAX would release nobody.
 inline constexpr uint64_t kPoison = 0x7fffffffffffffff;
@@ -206,4 +206,4 @@ Result<Reading> WaitUntil(const Cell& cell, uint64_t value, const Deadline& dead
 // The failure of a wait for `value`, according to `reading`; nothing: no failure.
 std::optional<Status> EndedBefore(const Reading& reading, uint64_t value);
 
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

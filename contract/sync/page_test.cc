@@ -17,7 +17,7 @@
 #include "contract/sync/testing.h"
 #include "platform/base/testing/must.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 using ::gpushm::testing::Must;
@@ -239,4 +239,4 @@ TEST_F(PageTest, TheEndOfAnOwnerIsHeardAsleep) {
 }
 
 }  // namespace
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

@@ -5,7 +5,7 @@
 
 #include "platform/base/clock.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 // The holder of an item, in one word, because it changes in one step.
@@ -308,4 +308,4 @@ Result<void> QueueWorker::DoneNow(const Frame& item) const {
   return {};
 }
 
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

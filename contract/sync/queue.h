@@ -22,7 +22,7 @@
 
 #include "contract/sync/frames.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 
 // Threads: one at a time.
 class QueueWriter : public FrameWriter {
@@ -110,4 +110,4 @@ class QueueWorker {
   uint64_t taken_ = 0;
 };
 
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

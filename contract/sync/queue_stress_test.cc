@@ -15,7 +15,7 @@
 #include "contract/sync/testing.h"
 #include "platform/base/testing.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 using ::gpushm::testing::TestSeed;
@@ -183,4 +183,4 @@ TEST(QueueStressTest, KilledAtRandomMomentsNothingIsLost) {
 }
 
 }  // namespace
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

@@ -15,7 +15,7 @@
 #include "platform/base/testing/must.h"
 #include "platform/base/testing_code.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 using ::gpushm::testing::Must;
@@ -392,4 +392,4 @@ TEST(QueueTest, RandomStepsAgreeWithAModel) {
 }
 
 }  // namespace
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

@@ -29,7 +29,7 @@
 // cursors. A reader that moves on stores hold = s before cursor = s + 1; the writer reads the
 // cursor before the holds.
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 // Attempts of a joining reader to be faster than the writer; after that it starts with lost frames.
@@ -339,4 +339,4 @@ Result<void> RingReader::ReleaseNow(const Frame& frame) {
   return {};
 }
 
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

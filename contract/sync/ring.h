@@ -19,7 +19,7 @@
 
 #include "contract/sync/frames.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 
 // Threads: one at a time.
 class RingWriter : public FrameWriter {
@@ -132,4 +132,4 @@ class RingReader {
   std::array<Hold, kHolds> holds_{};
 };
 
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

@@ -18,7 +18,7 @@
 #include "contract/sync/testing.h"
 #include "platform/base/testing.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 using ::gpushm::testing::TestSeed;
@@ -368,4 +368,4 @@ TEST(RingStressTest, KilledAtRandomMomentsNobodyHangsAndNothingIsTorn) {
 }
 
 }  // namespace
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

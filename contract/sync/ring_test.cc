@@ -15,7 +15,7 @@
 #include "platform/base/testing/must.h"
 #include "platform/base/testing_code.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 using ::gpushm::testing::Must;
@@ -435,4 +435,4 @@ TEST(RingTest, SettingsAreChecked) {
 }
 
 }  // namespace
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

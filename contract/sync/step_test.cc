@@ -15,7 +15,7 @@
 #include "contract/sync/testing.h"
 #include "platform/base/clock.h"
 
-namespace gpushm::signal {
+namespace gpushm::sync {
 namespace {
 
 using testing::MetadataOf;
@@ -228,4 +228,4 @@ TEST(StepTest, ABrokerThatEndsACellStoresNothingInTheNextTenure) {
 }
 
 }  // namespace
-}  // namespace gpushm::signal
+}  // namespace gpushm::sync

@@ -10,7 +10,7 @@
 
 #include <functional>
 
-namespace gpushm::signal::testing {
+namespace gpushm::sync::testing {
 
 // Threads: only the one that made it (the kernel's rule for ptrace).
 class Stepped {
@@ -59,4 +59,4 @@ class Stepped {
   bool ended_ = false;
 };
 
-}  // namespace gpushm::signal::testing
+}  // namespace gpushm::sync::testing

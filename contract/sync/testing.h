@@ -22,7 +22,7 @@
 #include "contract/sync/frames.h"
 #include "platform/base/clock.h"
 
-namespace gpushm::signal::testing {
+namespace gpushm::sync::testing {
 
 inline constexpr int64_t kLongMs = 20'000;
 
@@ -202,4 +202,4 @@ class Children {
   std::map<pid_t, uint64_t> leases_;
 };
 
-}  // namespace gpushm::signal::testing
+}  // namespace gpushm::sync::testing

@@ -3,7 +3,7 @@
 #include <array>
 #include <cstdint>
 
-namespace gpushm::config {
+namespace gpushm::yaml {
 namespace {
 
 // The longest part of the configuration's own text that a message repeats.
@@ -55,4 +55,4 @@ Status ToStatus(std::span<const ConfigError> errors, std::string_view document) 
                 Concat("fix the configuration; ", document, " lists every key"));
 }
 
-}  // namespace gpushm::config
+}  // namespace gpushm::yaml

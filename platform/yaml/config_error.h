@@ -7,7 +7,7 @@
 
 #include "platform/base/status.h"
 
-namespace gpushm::config {
+namespace gpushm::yaml {
 
 struct ConfigError {
   // The name of the file or of the environment variable; empty for annotations of a pod's metadata.
@@ -45,4 +45,4 @@ std::string Excerpt(std::string_view text, size_t most_bytes);
 // The same in quotes, with at most 96 bytes of the text.
 std::string Quote(std::string_view text);
 
-}  // namespace gpushm::config
+}  // namespace gpushm::yaml

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-namespace gpushm::config {
+namespace gpushm::yaml {
 
 Lines SplitLines(std::string_view text) {
   Lines lines;
@@ -108,4 +108,4 @@ std::vector<ConfigError> ErrorList::Take() {
   return std::move(errors_);
 }
 
-}  // namespace gpushm::config
+}  // namespace gpushm::yaml

@@ -9,7 +9,7 @@
 #include "platform/yaml/config_error.h"
 #include "platform/yaml/yaml_tree.h"
 
-namespace gpushm::config {
+namespace gpushm::yaml {
 
 // The number of errors kept for one text. One more says how many were left out.
 inline constexpr size_t kErrorsKept = 64;
@@ -59,4 +59,4 @@ class ErrorList {
   size_t left_out_ = 0;
 };
 
-}  // namespace gpushm::config
+}  // namespace gpushm::yaml

@@ -6,7 +6,7 @@
 #include "platform/base/name.h"
 #include "platform/yaml/quantity.h"
 
-namespace gpushm::config {
+namespace gpushm::yaml {
 namespace {
 
 constexpr std::array<std::string_view, 4> kLevels = {"debug", "info", "warning", "error"};
@@ -236,4 +236,4 @@ void FieldReader::Log(const YamlNode& node, LogConfig& out) {
   }
 }
 
-}  // namespace gpushm::config
+}  // namespace gpushm::yaml

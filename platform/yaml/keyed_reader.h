@@ -19,7 +19,7 @@
 #include "platform/yaml/error_list.h"
 #include "platform/yaml/yaml_tree.h"
 
-namespace gpushm::config {
+namespace gpushm::yaml {
 
 struct KeyInfo {
   std::string_view name;      // "buffers.gpushm.io/", "size", "log.level"
@@ -149,4 +149,4 @@ void FieldReader::Choice(const YamlNode& node, std::string_view field,
   out = static_cast<Enum>(at - names.begin());
 }
 
-}  // namespace gpushm::config
+}  // namespace gpushm::yaml

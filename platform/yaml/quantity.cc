@@ -7,7 +7,7 @@
 #include "platform/base/status.h"
 #include "platform/yaml/config_error.h"
 
-namespace gpushm::config {
+namespace gpushm::yaml {
 namespace {
 
 // GCC's and clang's: 38 decimal digits.
@@ -203,4 +203,4 @@ std::string FormatBytes(uint64_t bytes) {
   return Concat(bytes, kUnits[unit]);
 }
 
-}  // namespace gpushm::config
+}  // namespace gpushm::yaml

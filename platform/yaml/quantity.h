@@ -18,7 +18,7 @@
 #include <string>
 #include <string_view>
 
-namespace gpushm::config {
+namespace gpushm::yaml {
 
 // The largest quantity of bytes that is accepted: more than any GPU has.
 inline constexpr uint64_t kMostBytes = uint64_t{64} << 40;
@@ -37,4 +37,4 @@ bool IsSameQuantity(std::string_view one, std::string_view other);
 // The shortest exact form: "8Gi", "1536Mi", "12345". It parses back to the same value.
 std::string FormatBytes(uint64_t bytes);
 
-}  // namespace gpushm::config
+}  // namespace gpushm::yaml

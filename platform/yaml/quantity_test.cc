@@ -9,7 +9,7 @@
 
 #include "platform/base/status.h"
 
-namespace gpushm::config {
+namespace gpushm::yaml {
 namespace {
 
 TEST(QuantityTest, KnownValues) {
@@ -164,4 +164,4 @@ TEST(QuantityTest, AgreesWithSchoolbookArithmetic) {
 }
 
 }  // namespace
-}  // namespace gpushm::config
+}  // namespace gpushm::yaml

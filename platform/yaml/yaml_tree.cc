@@ -14,7 +14,7 @@
 #include "platform/base/utf8.h"
 #include "platform/yaml/config_error.h"
 
-namespace gpushm::config {
+namespace gpushm::yaml {
 namespace {
 
 // Ends the parsing from inside a callback; caught in ParseYaml.
@@ -228,4 +228,4 @@ YamlTree ParseYaml(std::string_view text) {
   return YamlTree{builder.TakeRoot(), builder.TakeErrors(), true};
 }
 
-}  // namespace gpushm::config
+}  // namespace gpushm::yaml

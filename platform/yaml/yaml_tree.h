@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gpushm::config {
+namespace gpushm::yaml {
 
 // The most bytes of one text: a configuration file or an annotation's value.
 inline constexpr size_t kConfigBytes = 256 * 1024;
@@ -51,4 +51,4 @@ YamlTree ParseYaml(std::string_view text);
 // "text", "a list", "a map" or "nothing", for messages.
 std::string_view YamlKindName(YamlNode::Kind kind);
 
-}  // namespace gpushm::config
+}  // namespace gpushm::yaml

@@ -18,20 +18,20 @@ using Json = nlohmann::json;
 constexpr std::string_view kKind = "nvidia.com/gpu";
 
 // Turns scalars into strings: all that is read below are strings and one list of numbers.
-Json FromYaml(const config::YamlNode& node) {
+Json FromYaml(const yaml::YamlNode& node) {
   switch (node.kind) {
-    case config::YamlNode::Kind::kNull:
+    case yaml::YamlNode::Kind::kNull:
       return nullptr;
-    case config::YamlNode::Kind::kScalar:
+    case yaml::YamlNode::Kind::kScalar:
       return node.text;
-    case config::YamlNode::Kind::kSequence: {
+    case yaml::YamlNode::Kind::kSequence: {
       Json list = Json::array();
-      for (const config::YamlNode& item : node.items) list.push_back(FromYaml(item));
+      for (const yaml::YamlNode& item : node.items) list.push_back(FromYaml(item));
       return list;
     }
-    case config::YamlNode::Kind::kMap: {
+    case yaml::YamlNode::Kind::kMap: {
       Json map = Json::object();
-      for (const config::YamlEntry& entry : node.entries) {
+      for (const yaml::YamlEntry& entry : node.entries) {
         map[entry.key.text] = FromYaml(entry.value);
       }
       return map;
@@ -47,9 +47,9 @@ Result<Json> Parse(std::string_view text) {
     if (json.is_discarded()) return Fail(Code::kCorrupt, "invalid JSON");
     return json;
   }
-  const config::YamlTree tree = config::ParseYaml(text);
+  const yaml::YamlTree tree = yaml::ParseYaml(text);
   if (!tree.errors.empty()) {
-    const config::YamlError& error = tree.errors.front();
+    const yaml::YamlError& error = tree.errors.front();
     return Fail(Code::kCorrupt, Concat("line ", error.line, ": ", error.reason));
   }
   return FromYaml(tree.root);
@@ -128,7 +128,7 @@ Result<Edits> ReadEdits(const Json& owner) {
     const size_t equals = variable.find('=');
     if (equals == 0 || equals == std::string::npos) {
       return Fail(Code::kCorrupt,
-                  Concat("env: ", config::Quote(variable), " does not have the form NAME=value"));
+                  Concat("env: ", yaml::Quote(variable), " does not have the form NAME=value"));
     }
     edits.env[variable.substr(0, equals)] = variable.substr(equals + 1);
   }

@@ -16,7 +16,7 @@
 namespace gpushm::plugin {
 namespace {
 
-using config::Quote;
+using yaml::Quote;
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kDomain = "gpushm.io";
@@ -228,7 +228,7 @@ Result<std::string> Encode(const std::string& kind, const Json& annotations,
   } catch (const Json::exception& error) {
     constexpr size_t kMostBytes = 256;
     return Refused(
-        Concat("a path or value is not valid UTF-8: ", config::Excerpt(error.what(), kMostBytes)));
+        Concat("a path or value is not valid UTF-8: ", yaml::Excerpt(error.what(), kMostBytes)));
   }
 }
 

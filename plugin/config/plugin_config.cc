@@ -17,11 +17,11 @@
 namespace gpushm::plugin {
 namespace {
 
-using config::Find;
-using config::KeyedFile;
-using config::OrErrors;
-using config::Quote;
-using config::YamlNode;
+using yaml::Find;
+using yaml::KeyedFile;
+using yaml::OrErrors;
+using yaml::Quote;
+using yaml::YamlNode;
 
 constexpr std::array<std::string_view, 2> kTenancies = {"shared", "namespace"};
 constexpr std::array<std::string_view, 2> kKubelets = {"auto", "none"};
@@ -136,7 +136,7 @@ bool FileReader::Paths(const std::string& name, const YamlNode& value) {
   if (name == "claims-folder") return read(kFolderBytes, config_.claims_folder);
   if (name == "cdi-folder") return read(kPathBytes, config_.cdi_folder);
   if (name == "pod-resources-socket") {
-    return read(config::kSocketPathBytes, config_.pod_resources_socket);
+    return read(yaml::kSocketPathBytes, config_.pod_resources_socket);
   }
   return false;
 }
@@ -216,7 +216,7 @@ void FileReader::FeaturesFolder(const YamlNode& value) {
 }
 
 void FileReader::BindingRules(const YamlNode& value) {
-  const std::vector<config::YamlEntry>* const entries = file_.Map(value, "binding");
+  const std::vector<yaml::YamlEntry>* const entries = file_.Map(value, "binding");
   if (entries == nullptr) return;
   for (const auto& [key, inner] : *entries) {
     if (key.text == "tenancy") {
@@ -242,7 +242,7 @@ void FileReader::Allocations(const YamlNode& value) {
 
 void FileReader::Allocation(const YamlNode& item, const std::string& path) {
   static constexpr std::array<std::string_view, 3> kInside = {"name", "memory", "gpu"};
-  const std::vector<config::YamlEntry>* const entries = file_.Map(item, path);
+  const std::vector<yaml::YamlEntry>* const entries = file_.Map(item, path);
   if (entries == nullptr) return;
   NodeAllocation allocation;
   for (const auto& [key, value] : *entries) {
@@ -302,7 +302,7 @@ void FileReader::Address(const YamlNode& value, std::string_view field, std::str
 }
 
 void FileReader::Metrics(const YamlNode& value) {
-  const std::vector<config::YamlEntry>* const entries = file_.Map(value, "metrics");
+  const std::vector<yaml::YamlEntry>* const entries = file_.Map(value, "metrics");
   if (entries == nullptr) return;
   MonitoringConfig& monitoring = config_.monitoring;
   for (const auto& [key, inner] : *entries) {
@@ -322,7 +322,7 @@ void FileReader::Metrics(const YamlNode& value) {
 
 // A map whose only key is an address.
 void FileReader::AddressAlone(const YamlNode& value, std::string_view field, std::string& out) {
-  const std::vector<config::YamlEntry>* const entries = file_.Map(value, field);
+  const std::vector<yaml::YamlEntry>* const entries = file_.Map(value, field);
   if (entries == nullptr) return;
   for (const auto& [key, inner] : *entries) {
     if (key.text == "address") {
@@ -334,7 +334,7 @@ void FileReader::AddressAlone(const YamlNode& value, std::string_view field, std
 }
 
 void FileReader::Health(const YamlNode& value) {
-  const std::vector<config::YamlEntry>* const entries = file_.Map(value, "health");
+  const std::vector<yaml::YamlEntry>* const entries = file_.Map(value, "health");
   if (entries == nullptr) return;
   HealthRules& rules = config_.health;
   for (const auto& [key, inner] : *entries) {
@@ -438,7 +438,7 @@ OrErrors<PluginConfig> ParsePluginConfigOrErrors(std::string_view yaml_text,
 Result<PluginConfig> ParsePluginConfig(std::string_view yaml_text, std::string_view file_name) {
   OrErrors<PluginConfig> config = ParsePluginConfigOrErrors(yaml_text, file_name);
   if (!config)
-    return std::unexpected(config::ToStatus(config.error(), "docs/reference/plugin-config.md"));
+    return std::unexpected(yaml::ToStatus(config.error(), "docs/reference/plugin-config.md"));
   return *std::move(config);
 }
 
@@ -451,7 +451,7 @@ Result<PluginConfig> ReadPluginConfig(const std::string& path) {
     }
     return FailSystem(errno, Concat("open ", path));
   }
-  std::string text(config::kConfigBytes + 1, '\0');
+  std::string text(yaml::kConfigBytes + 1, '\0');
   size_t size = 0;
   while (size < text.size()) {
     const ssize_t count = read(file.get(), text.data() + size, text.size() - size);

@@ -39,7 +39,7 @@ enum class KubeletMode {
 struct NodeAllocation {
   std::string name;  // A DNS label.
   uint64_t memory_bytes = 0;
-  std::optional<config::GpuChoice> gpu;  // None: any GPU with room.
+  std::optional<yaml::GpuChoice> gpu;  // None: any GPU with room.
 
   friend bool operator==(const NodeAllocation&, const NodeAllocation&) = default;
 };
@@ -87,13 +87,13 @@ inline constexpr size_t kMaxAllocations = 1024;
 
 // `file_name` is used only in messages.
 Result<PluginConfig> ParsePluginConfig(std::string_view yaml_text, std::string_view file_name);
-config::OrErrors<PluginConfig> ParsePluginConfigOrErrors(std::string_view yaml_text,
-                                                         std::string_view file_name);
+yaml::OrErrors<PluginConfig> ParsePluginConfigOrErrors(std::string_view yaml_text,
+                                                       std::string_view file_name);
 // kNotFound: the file does not exist. kSystem: it cannot be read. kInvalidArgument: the error lists
 // what is wrong in it.
 Result<PluginConfig> ReadPluginConfig(const std::string& path);
 
 // The keys of the file; those inside maps as "log.level".
-std::span<const config::KeyInfo> PluginKeys();
+std::span<const yaml::KeyInfo> PluginKeys();
 
 }  // namespace gpushm::plugin

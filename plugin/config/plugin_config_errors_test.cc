@@ -11,7 +11,7 @@
 namespace gpushm::plugin {
 namespace {
 
-using config::ConfigError;
+using yaml::ConfigError;
 
 struct Case {
   std::string text;
@@ -178,7 +178,7 @@ TEST(PluginConfigErrors, EachMistakeIsFoundAtItsPlace) {
     SCOPED_TRACE(c.text.substr(0, 200));
     const auto config = ParsePluginConfigOrErrors(c.text, "plugin.yaml");
     ASSERT_FALSE(config);
-    ASSERT_EQ(config.error().size(), 1u) << config::ToStatus(config.error(), "").ToString();
+    ASSERT_EQ(config.error().size(), 1u) << yaml::ToStatus(config.error(), "").ToString();
     const ConfigError& error = config.error()[0];
     EXPECT_EQ(error.file, "plugin.yaml");
     EXPECT_EQ(error.line, c.line) << error.ToString();
@@ -214,7 +214,7 @@ TEST(PluginConfigErrors, AMultitudeIsCut) {
   for (int i = 0; i < 5000; ++i) text += "x,";
   const auto config = ParsePluginConfigOrErrors(text + "]", "plugin.yaml");
   ASSERT_FALSE(config);
-  EXPECT_EQ(config.error().size(), config::kErrorsKept + 1);
+  EXPECT_EQ(config.error().size(), yaml::kErrorsKept + 1);
 }
 
 }  // namespace

@@ -48,8 +48,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     Check(*config);
     return 0;
   }
-  Require(!config.error().empty() && config.error().size() <= gpushm::config::kErrorsKept + 1);
-  for (const gpushm::config::ConfigError& error : config.error()) {
+  Require(!config.error().empty() && config.error().size() <= gpushm::yaml::kErrorsKept + 1);
+  for (const gpushm::yaml::ConfigError& error : config.error()) {
     Require(!error.reason.empty() && error.line >= 0 && error.column >= 0);
     Require(error.ToString().find('\n') == std::string::npos);
   }

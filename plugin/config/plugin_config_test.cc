@@ -35,7 +35,7 @@ TEST(PluginConfig, AnEmptyFileIsTheDefaults) {
 }
 
 TEST(PluginConfig, TheTablesDefaultsAreTheDefaults) {
-  for (const config::KeyInfo& key : PluginKeys()) {
+  for (const yaml::KeyInfo& key : PluginKeys()) {
     const auto config = ParsePluginConfig(Line(key.name, key.default_value), "plugin.yaml");
     ASSERT_TRUE(config) << key.name << ": " << config.error().ToString();
     EXPECT_EQ(*config, PluginConfig{}) << key.name;
@@ -43,7 +43,7 @@ TEST(PluginConfig, TheTablesDefaultsAreTheDefaults) {
 }
 
 TEST(PluginConfig, TheTablesExamplesParse) {
-  for (const config::KeyInfo& key : PluginKeys()) {
+  for (const yaml::KeyInfo& key : PluginKeys()) {
     std::string text = Line(key.name, key.example);
     text += Needed(key.name);
     const auto config = ParsePluginConfig(text, "plugin.yaml");
@@ -53,7 +53,7 @@ TEST(PluginConfig, TheTablesExamplesParse) {
 
 // Goal: no key is documented and accepted, but then ignored.
 TEST(PluginConfig, TheTablesExamplesTakeEffect) {
-  for (const config::KeyInfo& key : PluginKeys()) {
+  for (const yaml::KeyInfo& key : PluginKeys()) {
     if (key.example == key.default_value) continue;
     const std::string rest = Needed(key.name);
     const auto without = ParsePluginConfig(rest, "plugin.yaml");

@@ -4,8 +4,8 @@
 namespace gpushm::plugin {
 namespace {
 
-using config::kExperimental;
-using config::KeyInfo;
+using yaml::kExperimental;
+using yaml::KeyInfo;
 
 constexpr KeyInfo kKeys[] = {
     {"gpus", "", "`all`, or a list of UUIDs, indices and MIG profiles", "all",

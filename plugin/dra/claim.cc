@@ -58,7 +58,7 @@ bool ReadRequest(std::string_view request, ClaimDevice* device) {
 Result<uint64_t> MemoryOf(const Json& result, const ClaimRef& ref, const ClaimDevice& device) {
   const Json& memory = At(result, {"consumedCapacity", "memory"});
   if (memory.is_null()) return 0;
-  const auto bytes = config::ParseBytes(Text(memory));
+  const auto bytes = yaml::ParseBytes(Text(memory));
   if (!bytes) {
     return Invalid(ref,
                    Concat("consumedCapacity.memory of request ", Quote(device.request), " is ",

@@ -102,7 +102,7 @@ Json DevicesOf(const Offer& offer) {
         {"attributes", Attributes(offer, device)},
         {"capacity",
          {{"memory",
-           {{"value", config::FormatBytes(gpu.bytes)},
+           {{"value", yaml::FormatBytes(gpu.bytes)},
             {"requestPolicy",
              {{"default", "0"}, {"validRange", {{"min", "0"}, {"step", "2Mi"}}}}}}},
           {"attach",

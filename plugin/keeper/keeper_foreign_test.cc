@@ -90,7 +90,7 @@ TEST_F(KeeperForeignTest, InPlaceOfAnything) {
        }},
       {"page",
        [](FakeBroker* broker, int file) {
-         protocol::LinkGeneration page = GenerationOf("odd", 8, signal::kPageBytes);
+         protocol::LinkGeneration page = GenerationOf("odd", 8, sync::kPageBytes);
          page.transport = static_cast<uint32_t>(protocol::Transport::kHost);
          page.pooled = 0;
          (void)broker->Say(BufferOf("odd", 8));

@@ -48,7 +48,7 @@ Result<std::vector<std::string>> ReadNames(const Mapping& segment) {
     names.emplace_back(protocol::FromNameField(name));
     if (!IsDnsLabel(names.back())) {
       return BrokenCounters(
-          Concat("container name ", config::Quote(names.back()), " is not a DNS label"));
+          Concat("container name ", yaml::Quote(names.back()), " is not a DNS label"));
     }
     if (!known.insert(names.back()).second) {
       return BrokenCounters(Concat("container \"", names.back(), "\" is listed twice"));

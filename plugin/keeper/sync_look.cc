@@ -8,16 +8,16 @@
 namespace gpushm::plugin {
 
 std::optional<SyncView> LookAtPage(const UniqueFd& page) {
-  const auto mapping = MapSealed(page, "page", signal::kPageBytes, limits::kPageBytes,
-                                 Writers::kAll, /*read_only=*/true);
+  const auto mapping = MapSealed(page, "page", sync::kPageBytes, limits::kPageBytes, Writers::kAll,
+                                 /*read_only=*/true);
   if (!mapping) return std::nullopt;
-  const auto look = signal::Page::Look(mapping->address(), mapping->bytes());
+  const auto look = sync::Page::Look(mapping->address(), mapping->bytes());
   if (!look) return std::nullopt;
   SyncView view{.kind = look->kind(), .state = SyncState::kUnused};
-  const uint32_t cells = view.kind == signal::Kind::kBarrier ? look->cells() : 1;
+  const uint32_t cells = view.kind == sync::Kind::kBarrier ? look->cells() : 1;
   for (uint32_t i = 0; i < cells; ++i) {
-    const signal::Reading reading = signal::Read(look->cell(i));
-    if (reading.state == signal::CellState::kFree) continue;
+    const sync::Reading reading = sync::Read(look->cell(i));
+    if (reading.state == sync::CellState::kFree) continue;
     view.state = std::max(view.state, reading.ended() ? SyncState::kEnded : SyncState::kLive);
   }
   return view;

@@ -21,12 +21,12 @@ enum class SyncState : uint8_t { kUnused, kLive, kEnded };
 inline constexpr std::array<std::string_view, 3> kSyncStateNames = {"unused", "live", "ended"};
 
 struct SyncView {
-  signal::Kind kind{};
+  sync::Kind kind{};
   SyncState state{};
 };
 
 // A broker within its limits has no more. Beyond this number, pages are not read.
-inline constexpr size_t kMostSyncs = limits::kAllPagesBytes / signal::kPageBytes;
+inline constexpr size_t kMostSyncs = limits::kAllPagesBytes / sync::kPageBytes;
 
 // Nothing: the page is not initialised, or not a gpushm sync page. Maps it during the call.
 std::optional<SyncView> LookAtPage(const UniqueFd& page);

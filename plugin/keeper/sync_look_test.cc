@@ -14,36 +14,36 @@ namespace gpushm::plugin {
 namespace {
 
 WritableSegment Sealed() {
-  auto made = MakeSealed("page", signal::kPageBytes, Writers::kAll);
+  auto made = MakeSealed("page", sync::kPageBytes, Writers::kAll);
   EXPECT_TRUE(made) << made.error().ToString();
   return std::move(*made);
 }
 
-signal::Page PageOf(const WritableSegment& made, signal::Kind kind, uint32_t cells) {
-  return signal::Page::Make(made.mapping.address(), made.mapping.bytes(), kind, cells, 0, {});
+sync::Page PageOf(const WritableSegment& made, sync::Kind kind, uint32_t cells) {
+  return sync::Page::Make(made.mapping.address(), made.mapping.bytes(), kind, cells, 0, {});
 }
 
 TEST(SyncLook, TellsWhetherTheWriterLives) {
   const WritableSegment made = Sealed();
   EXPECT_FALSE(LookAtPage(made.fd)) << "its header is not written yet";
-  const signal::Page page = PageOf(made, signal::Kind::kSignal, 1);
-  EXPECT_EQ(LookAtPage(made.fd)->kind, signal::Kind::kSignal);
+  const sync::Page page = PageOf(made, sync::Kind::kSignal, 1);
+  EXPECT_EQ(LookAtPage(made.fd)->kind, sync::Kind::kSignal);
   EXPECT_EQ(LookAtPage(made.fd)->state, SyncState::kUnused);
-  ASSERT_TRUE(signal::Claim(page.cell(0), 7, /*again=*/false));
+  ASSERT_TRUE(sync::Claim(page.cell(0), 7, /*again=*/false));
   EXPECT_EQ(LookAtPage(made.fd)->state, SyncState::kLive);
-  ASSERT_TRUE(signal::EndCell(page.cell(0), 7, signal::CellState::kDied));
+  ASSERT_TRUE(sync::EndCell(page.cell(0), 7, sync::CellState::kDied));
   EXPECT_EQ(LookAtPage(made.fd)->state, SyncState::kEnded);
 }
 
 TEST(SyncLook, OneWhoEndsBreaksABarrierButNoRing) {
-  for (const auto& [kind, state] : {std::pair(signal::Kind::kBarrier, SyncState::kEnded),
-                                    std::pair(signal::Kind::kRing, SyncState::kLive)}) {
+  for (const auto& [kind, state] : {std::pair(sync::Kind::kBarrier, SyncState::kEnded),
+                                    std::pair(sync::Kind::kRing, SyncState::kLive)}) {
     const WritableSegment made = Sealed();
-    const signal::Page page = PageOf(made, kind, 3);
-    ASSERT_TRUE(signal::Claim(page.cell(0), 7, /*again=*/false));
-    ASSERT_TRUE(signal::Claim(page.cell(1), 8, /*again=*/false));
-    ASSERT_TRUE(signal::EndCell(page.cell(1), 8, signal::CellState::kLeft));
-    EXPECT_EQ(LookAtPage(made.fd)->state, state) << signal::KindName(kind);
+    const sync::Page page = PageOf(made, kind, 3);
+    ASSERT_TRUE(sync::Claim(page.cell(0), 7, /*again=*/false));
+    ASSERT_TRUE(sync::Claim(page.cell(1), 8, /*again=*/false));
+    ASSERT_TRUE(sync::EndCell(page.cell(1), 8, sync::CellState::kLeft));
+    EXPECT_EQ(LookAtPage(made.fd)->state, state) << sync::KindName(kind);
   }
 }
 
@@ -54,7 +54,7 @@ TEST(SyncLook, RubbishIsNoPage) {
   EXPECT_FALSE(LookAtPage(made.fd));
   // A page that its maker could shrink while it is read.
   const UniqueFd unsealed(memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  ASSERT_EQ(ftruncate(unsealed.get(), signal::kPageBytes), 0);
+  ASSERT_EQ(ftruncate(unsealed.get(), sync::kPageBytes), 0);
   EXPECT_FALSE(LookAtPage(unsealed));
 }
 

@@ -82,7 +82,7 @@ struct PoolView {
   std::vector<PoolContainer> containers;  // Sorted by name; includes the sidecar.
   // Number of signals, barriers and rings, by kind, then by SyncState. Contains the kinds that
   // exist.
-  std::map<signal::Kind, std::array<uint64_t, kSyncStateNames.size()>> syncs;
+  std::map<sync::Kind, std::array<uint64_t, kSyncStateNames.size()>> syncs;
   std::optional<status::Mps> mps;  // If the pod asked for it.
 };
 

@@ -160,14 +160,14 @@ TEST(NodeView, ABrokerIsNotShownUnderTheNameOfAnotherPod) {
 TEST(NodeView, SignalsAreCountedByKindAndState) {
   Node facts = Facts();
   LinkView link = Link();
-  link.syncs = {{signal::Kind::kSignal, SyncState::kLive},
-                {signal::Kind::kSignal, SyncState::kEnded},
-                {signal::Kind::kSignal, SyncState::kLive},
-                {signal::Kind::kRing, SyncState::kUnused}};
+  link.syncs = {{sync::Kind::kSignal, SyncState::kLive},
+                {sync::Kind::kSignal, SyncState::kEnded},
+                {sync::Kind::kSignal, SyncState::kLive},
+                {sync::Kind::kRing, SyncState::kUnused}};
   facts.links.push_back(link);
   const NodeView node = BuildNodeView(facts);
-  EXPECT_THAT(node.pools[0].syncs, ElementsAre(Pair(signal::Kind::kSignal, ElementsAre(0, 2, 1)),
-                                               Pair(signal::Kind::kRing, ElementsAre(1, 0, 0))));
+  EXPECT_THAT(node.pools[0].syncs, ElementsAre(Pair(sync::Kind::kSignal, ElementsAre(0, 2, 1)),
+                                               Pair(sync::Kind::kRing, ElementsAre(1, 0, 0))));
 }
 
 TEST(NodeView, OfferedBytesThatNobodyAttachedAreTheOfferersS) {

@@ -196,7 +196,7 @@ void WriteSyncs(const NodeView& node, Exposition* out) {
     for (const auto& [kind, counts] : pool.syncs) {
       for (size_t state = 0; state < counts.size(); ++state) {
         out->Add(Metric::kSyncObjects,
-                 {pool.pod.name_space, pool.pod.name, pool.gpu, signal::KindName(kind),
+                 {pool.pod.name_space, pool.pod.name, pool.gpu, sync::KindName(kind),
                   kSyncStateNames[state]},
                  counts[state]);
       }

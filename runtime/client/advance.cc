@@ -9,7 +9,7 @@ namespace {
 
 Result<void> WaitForStreams(const CudaApi& api, std::span<const CUstream> streams,
                             const Deadline& deadline) {
-  signal::Poll poll(deadline);
+  sync::Poll poll(deadline);
   for (const CUstream stream : streams) {
     for (;;) {
       const Result<bool> pending = IsPending(api, stream);

@@ -8,8 +8,8 @@
 
 namespace gpushm::client {
 
-using signal::CellState;
-using signal::Point;
+using sync::CellState;
+using sync::Point;
 
 // ---- opening
 
@@ -28,12 +28,12 @@ Result<std::unique_ptr<Barrier>> Barrier::Open(Client* client, std::string_view 
 Result<std::unique_ptr<Barrier>> Barrier::JoinOrFollow(Client* client, std::string_view name,
                                                        uint32_t participants, const Wait& wait) {
   auto page = OpenPage::Attach(client, name, {.access = Access::kReadWrite, .page = true},
-                               {signal::Kind::kBarrier}, wait.Once());
+                               {sync::Kind::kBarrier}, wait.Once());
   if (!page) {
     if (page.error().code() == Code::kNotFound) return Make(client, name, participants, 0, wait);
     return std::unexpected(page.error());
   }
-  if (signal::Barrier::IsBroken(page->page())) {
+  if (sync::Barrier::IsBroken(page->page())) {
     return Make(client, name, participants, page->generation(), wait);
   }
   const uint32_t cells = page->page().cells();
@@ -42,7 +42,7 @@ Result<std::unique_ptr<Barrier>> Barrier::JoinOrFollow(Client* client, std::stri
                 Concat('"', name, "\" has ", cells, " participants, not ", participants),
                 "use the same number of participants in all processes, or use another name");
   }
-  auto joined = signal::Barrier::Join(page->page(), page->lease());
+  auto joined = sync::Barrier::Join(page->page(), page->lease());
   if (joined) {
     return std::unique_ptr<Barrier>(new Barrier(std::move(*page), std::move(*joined)));
   }
@@ -57,10 +57,10 @@ Result<std::unique_ptr<Barrier>> Barrier::Make(Client* client, std::string_view 
                                                uint32_t participants, uint64_t after_generation,
                                                const Wait& wait) {
   auto page = OpenPage::Make(
-      client, name, {.kind = signal::Kind::kBarrier, .cells = participants},
+      client, name, {.kind = sync::Kind::kBarrier, .cells = participants},
       {.writers_all = true, .one_writer = false, .after_generation = after_generation}, wait);
   if (!page) return std::unexpected(page.error());
-  auto joined = signal::Barrier::Join(page->page(), page->lease());
+  auto joined = sync::Barrier::Join(page->page(), page->lease());
   if (!joined) return std::unexpected(joined.error());
   if (auto shown = page->Publish(wait); !shown) return std::unexpected(shown.error());
   return std::unique_ptr<Barrier>(new Barrier(std::move(*page), std::move(*joined)));
@@ -70,7 +70,7 @@ Result<void> Barrier::Close() {
   if (auto none = page_.CheckNoStreamWaits(); !none) return none;
   {
     const std::lock_guard lock(mutex_);
-    if (StreamIsToArrive() || (signal::Read(own()).ended() && page_.HasPendingStores())) {
+    if (StreamIsToArrive() || (sync::Read(own()).ended() && page_.HasPendingStores())) {
       return Fail(Code::kBusy, "a stream of this process has not arrived yet",
                   "synchronise the stream, then close the barrier");
     }
@@ -82,14 +82,14 @@ Result<void> Barrier::Close() {
 // ---- passing points
 
 bool Barrier::StreamIsToArrive() const {
-  const signal::Reading reading = signal::Read(own());
+  const sync::Reading reading = sync::Read(own());
   return !reading.ended() && reading.value < participant_.arrived();
 }
 
 // Not before the stream has arrived: otherwise its store would come after the counter's end.
 void Barrier::Leave() {
-  if (!StreamIsToArrive()) signal::EndCell(own(), page_.lease(), CellState::kLeft);
-  for (uint32_t i = 0; i < page_.page().cells(); ++i) signal::KeepPoison(page_.cell(i));
+  if (!StreamIsToArrive()) sync::EndCell(own(), page_.lease(), CellState::kLeft);
+  for (uint32_t i = 0; i < page_.page().cells(); ++i) sync::KeepPoison(page_.cell(i));
 }
 
 Result<void> Barrier::MayArrive() {
@@ -123,7 +123,7 @@ Result<void> Barrier::WaitOnHost(const Deadline& deadline) {
   }
   const std::lock_guard lock(mutex_);
   if (passed && waited_for_ == point) waited_for_ = 0;
-  if (!passed && signal::IsEnd(passed.error().code())) Leave();
+  if (!passed && sync::IsEnd(passed.error().code())) Leave();
   return passed;
 }
 
@@ -146,9 +146,9 @@ Result<void> Barrier::MayWaitOnStream(CUstream stream) {
   const uint32_t participants = page_.page().cells();
   for (uint32_t i = 0; i < participants; ++i) {
     if (i == participant_.cell()) continue;
-    const signal::Cell& other = page_.cell(i);
+    const sync::Cell& other = page_.cell(i);
     // Nothing would end the wait for a participant that never joins.
-    if (signal::Read(other).state == CellState::kFree) {
+    if (sync::Read(other).state == CellState::kFree) {
       return Fail(Code::kBusy,
                   Concat("only ", Joined(), " of ", participants, " participants have joined"),
                   "pass the first point on the host with gpushm_barrier_wait");
@@ -222,7 +222,7 @@ Barrier::Facts Barrier::facts() const {
 uint32_t Barrier::Joined() const {
   uint32_t joined = 0;
   for (uint32_t i = 0; i < page_.page().cells(); ++i) {
-    if (signal::Read(page_.cell(i)).state != CellState::kFree) ++joined;
+    if (sync::Read(page_.cell(i)).state != CellState::kFree) ++joined;
   }
   return joined;
 }

@@ -55,7 +55,7 @@ class Barrier {
   const std::string& name() const { return page_.name(); }
 
  private:
-  Barrier(OpenPage page, signal::Barrier participant)
+  Barrier(OpenPage page, sync::Barrier participant)
       : page_(std::move(page)), participant_(std::move(participant)) {}
   static Result<std::unique_ptr<Barrier>> Make(Client* client, std::string_view name,
                                                uint32_t participants, uint64_t after_generation,
@@ -66,17 +66,17 @@ class Barrier {
   std::string WhoIsMissing(uint64_t point) const;
   uint32_t Joined() const;  // Number of cells that a participant has taken so far.
   // All of these require mutex_.
-  signal::Cell& own() const { return page_.cell(participant_.cell()); }
+  sync::Cell& own() const { return page_.cell(participant_.cell()); }
   bool StreamIsToArrive() const;
   Result<void> MayArrive();
   Result<void> MayWaitOnStream(CUstream stream);
-  Result<void> PutOn(CUstream stream, const std::vector<signal::Point>& others);
+  Result<void> PutOn(CUstream stream, const std::vector<sync::Point>& others);
   // Also releases streams that wait for participants which have ended.
   void Leave();
 
   OpenPage page_;
   mutable std::mutex mutex_;
-  signal::Barrier participant_;     // Under mutex_, except for Wait.
+  sync::Barrier participant_;       // Under mutex_, except for Wait.
   uint64_t waited_for_ = 0;         // Under mutex_: the host's point that has not passed yet.
   CUstream last_stream_ = nullptr;  // Under mutex_.
 };

@@ -17,7 +17,7 @@ namespace {
 constexpr uint32_t kDefaultFrames = 8;
 constexpr uint32_t kDefaultReaders = 15;
 
-static_assert(GPUSHM_METADATA_BYTES == gpushm::signal::kMetadataBytes);
+static_assert(GPUSHM_METADATA_BYTES == gpushm::sync::kMetadataBytes);
 
 template <typename Body>
 gpushm_status With(const gpushm_ring* handle, Body body) {
@@ -54,14 +54,14 @@ Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
   }
   gc::Ring::Options options;
   options.role = static_cast<gc::Ring::Role>(given.role);
-  options.kind = given.policy == GPUSHM_RING_QUEUE ? gpushm::signal::Kind::kQueue
-                                                   : gpushm::signal::Kind::kRing;
+  options.kind =
+      given.policy == GPUSHM_RING_QUEUE ? gpushm::sync::Kind::kQueue : gpushm::sync::Kind::kRing;
   options.settings = {.frames = given.frames == 0 ? kDefaultFrames : given.frames,
                       .frame_bytes = given.frame_bytes,
                       .readers = given.readers == 0 ? kDefaultReaders : given.readers,
                       .policy = given.policy == GPUSHM_RING_BACK_PRESSURE
-                                    ? gpushm::signal::Policy::kBackPressure
-                                    : gpushm::signal::Policy::kOverwriteOldest,
+                                    ? gpushm::sync::Policy::kBackPressure
+                                    : gpushm::sync::Policy::kOverwriteOldest,
                       .generation = 0};
   options.need = {.to_start = given.start_readers, .always = given.need_readers};
   const uint32_t needed = std::max(given.start_readers, given.need_readers);
@@ -165,7 +165,7 @@ gpushm_status gpushm_ring_end_write(gpushm_ring* ring, const gpushm_frame* frame
   return With(ring, [&](gc::Ring& r) -> Result<void> {
     const auto given = ReadFrame(frame);
     if (!given) return std::unexpected(given.error());
-    gpushm::signal::Metadata metadata;
+    gpushm::sync::Metadata metadata;
     std::memcpy(metadata.data(), given->metadata, sizeof metadata);
     return r.EndWrite(FrameOf(*given), static_cast<CUstream>(stream), given->bytes, metadata);
   });
@@ -211,7 +211,7 @@ gpushm_status gpushm_ring_get_info(const gpushm_ring* ring, gpushm_ring_info* in
       gc::CopyText(filled->name, r.name());
       filled->generation = facts.generation;
       filled->role = static_cast<uint32_t>(facts.role);
-      filled->policy = facts.kind == gpushm::signal::Kind::kQueue
+      filled->policy = facts.kind == gpushm::sync::Kind::kQueue
                            ? uint32_t{GPUSHM_RING_QUEUE}
                            : static_cast<uint32_t>(facts.settings.policy);
       filled->frames = facts.settings.frames;

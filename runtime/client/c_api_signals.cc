@@ -70,7 +70,7 @@ gpushm_status gpushm_signal_check(gpushm_signal* signal, uint64_t value) {
 gpushm_status gpushm_signal_get_info(const gpushm_signal* signal, gpushm_signal_info* info) {
   return With(signal, [&](const gc::Signal& s) {
     return gc::FillInfo(info, "info", [&](gpushm_signal_info* filled) -> Result<void> {
-      const gpushm::signal::Reading reading = s.Read();
+      const gpushm::sync::Reading reading = s.Read();
       gc::CopyText(filled->name, s.name());
       filled->generation = s.generation();
       filled->value = reading.value;

@@ -105,7 +105,7 @@ protocol::OfferRequest RequestFor(std::string_view name, uint64_t size_bytes,
 
 Result<void> AwaitFence(const StreamFence& fence, const Deadline& deadline, bool dont_wait,
                         std::string_view what) {
-  for (signal::Poll poll(deadline); !fence.HasPassed();) {
+  for (sync::Poll poll(deadline); !fence.HasPassed();) {
     if (poll.Again()) continue;
     return Fail(dont_wait ? Code::kBusy : Code::kTimeout,
                 Concat(what, " has not finished, so nothing was offered"),

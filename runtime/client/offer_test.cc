@@ -156,7 +156,7 @@ TEST_F(OfferTest, ACopyPassesAStreamThatWaitsForAPeer) {
   const CUstream named = MakeStream(CU_STREAM_NON_BLOCKING);
   const auto memory = PinnedBuffer::Allocate(*api_, 4096);
   ASSERT_TRUE(memory);
-  auto& word = *new (memory->data()) signal::Word(0);
+  auto& word = *new (memory->data()) sync::Word(0);
   CUdeviceptr at = 0;
   ASSERT_EQ(api_->cuMemHostGetDevicePointer(&at, memory->data(), 0), CUDA_SUCCESS);
   ASSERT_TRUE(StreamWaits::Instance(*api_).Add(waits, word, 1));

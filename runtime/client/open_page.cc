@@ -9,8 +9,8 @@
 
 namespace gpushm::client {
 
-using signal::Page;
-using signal::Point;
+using sync::Page;
+using sync::Point;
 
 namespace {
 
@@ -21,9 +21,9 @@ constexpr int64_t kWhoIsMs = 50;
 
 Result<OpenPage> OpenPage::Attach(Client* client, std::string_view name,
                                   const AttachOptions& options,
-                                  std::initializer_list<signal::Kind> kinds, const Wait& wait) {
+                                  std::initializer_list<sync::Kind> kinds, const Wait& wait) {
   AttachOptions asked = options;
-  asked.kind = signal::KindName(*kinds.begin());
+  asked.kind = sync::KindName(*kinds.begin());
   const Result<Attachment*> attached = client->Attach(name, asked, wait);
   if (!attached) return std::unexpected(attached.error());
   Held held(client, *attached);
@@ -32,8 +32,8 @@ Result<OpenPage> OpenPage::Attach(Client* client, std::string_view name,
   if (!page) return std::unexpected(page.error());
   if (std::find(kinds.begin(), kinds.end(), page->kind()) == kinds.end()) {
     return Fail(Code::kInvalidArgument,
-                Concat('"', name, "\" is a ", signal::KindName(page->kind()), ", not a ",
-                       signal::KindName(*kinds.begin())),
+                Concat('"', name, "\" is a ", sync::KindName(page->kind()), ", not a ",
+                       sync::KindName(*kinds.begin())),
                 "open it with the call for its kind, or use another name");
   }
   return OpenPage(std::move(held), *page);
@@ -42,7 +42,7 @@ Result<OpenPage> OpenPage::Attach(Client* client, std::string_view name,
 Result<OpenPage> OpenPage::Make(Client* client, std::string_view name, const Layout& layout,
                                 const PageOptions& options, const Wait& wait) {
   const Result<Attachment*> made =
-      client->MakePage(name, signal::BytesFor(layout.cells, layout.body_bytes), options, wait);
+      client->MakePage(name, sync::BytesFor(layout.cells, layout.body_bytes), options, wait);
   if (!made) return std::unexpected(made.error());
   Held held(client, *made);
   const PageMapping& mapping = *held->page();
@@ -73,7 +73,7 @@ Result<void> OpenPage::CheckKnown() const {
   if (!attachment().orphaned()) return {};
   return Fail(
       Code::kOrphaned,
-      Concat("the pod's broker restarted and does not know this ", signal::KindName(page_.kind())),
+      Concat("the pod's broker restarted and does not know this ", sync::KindName(page_.kind())),
       "close it, then open it again");
 }
 
@@ -110,7 +110,7 @@ Result<void> OpenPage::CheckNoStreamWaits() const {
 
 // ---- streams
 
-Result<CUdeviceptr> OpenPage::OnGpu(const signal::Word& word) const {
+Result<CUdeviceptr> OpenPage::OnGpu(const sync::Word& word) const {
   const Result<const CudaApi*> api = client()->Driver();
   if (!api) return std::unexpected(api.error());
   return held_->page()->OnGpu(**api, word);

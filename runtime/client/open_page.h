@@ -33,7 +33,7 @@ namespace gpushm::client {
 class OpenPage {
  public:
   struct Layout {
-    signal::Kind kind;
+    sync::Kind kind;
     uint32_t cells;
     uint64_t body_bytes = 0;
     std::array<uint64_t, 8> settings{};
@@ -42,7 +42,7 @@ class OpenPage {
   // Opens the page behind the name. kInvalidArgument: its kind is not one of `kinds`.
   static Result<OpenPage> Attach(Client* client, std::string_view name,
                                  const AttachOptions& options,
-                                 std::initializer_list<signal::Kind> kinds, const Wait& wait);
+                                 std::initializer_list<sync::Kind> kinds, const Wait& wait);
   // Makes a new page, which no other process sees before Publish.
   static Result<OpenPage> Make(Client* client, std::string_view name, const Layout& layout,
                                const PageOptions& options, const Wait& wait);
@@ -55,15 +55,15 @@ class OpenPage {
   const Attachment& attachment() const { return *held_.get(); }
   const std::string& name() const { return attachment().facts().name; }
   uint64_t generation() const { return attachment().facts().generation; }
-  const signal::Page& page() const { return page_; }
-  signal::Cell& cell(uint32_t index) const { return page_.cell(index); }
+  const sync::Page& page() const { return page_; }
+  sync::Cell& cell(uint32_t index) const { return page_.cell(index); }
   // The lease that owns this participant's cells.
   uint64_t lease() const { return lease_; }
   // The holders of the leases, for an error: `container "model" (client 12)`, separated by commas.
   // Asks the broker once, for at most 50 ms, for the leases that are not known yet.
   std::string WhoAre(std::span<const uint64_t> leases) const;
   // Whether this process owns the cell. The broker would not end a process's wait for its own cell.
-  bool IsOwn(const signal::Cell& cell) const {
+  bool IsOwn(const sync::Cell& cell) const {
     return client()->HoldsLease(cell.owner.load(std::memory_order_relaxed));
   }
   // Wakes those who wait for this page in event loops. Call it after what they shall see. If nobody
@@ -79,22 +79,22 @@ class OpenPage {
   Result<void> CheckNoStreamWaits() const;
 
   // ---- streams
-  Result<CUdeviceptr> OnGpu(const signal::Word& word) const;
+  Result<CUdeviceptr> OnGpu(const sync::Word& word) const;
   // kUnsupported: no context is current, or the stream is being captured. A graph freezes the
   // values that it captures.
   Result<void> CheckStream(CUstream stream) const;
   // The stream stores point.value when it gets there, and makes its earlier work visible first.
-  Result<void> Store(CUstream stream, const signal::Point& point) const;
+  Result<void> Store(CUstream stream, const sync::Point& point) const;
   // Whether a stream of this process has not stored yet. The values show it, too, as long as nobody
   // else stores there: the poison, or the next owner of the cell.
   bool HasPendingStores() const;
   // The stream goes on when point.value is reached. kExhausted: too many streams wait.
-  Result<void> Await(CUstream stream, const signal::Point& point) const;
+  Result<void> Await(CUstream stream, const sync::Point& point) const;
   // The same, if StreamWaits has already counted this wait.
-  Result<void> AwaitCounted(CUstream stream, const signal::Point& point) const;
+  Result<void> AwaitCounted(CUstream stream, const sync::Point& point) const;
 
  private:
-  OpenPage(Held held, const signal::Page& page)
+  OpenPage(Held held, const sync::Page& page)
       : held_(std::move(held)), page_(page), lease_(held_->lease().id) {}
 
   struct Names {
@@ -108,7 +108,7 @@ class OpenPage {
   static constexpr size_t kFences = 16;  // Beyond this number, fences that have passed are removed.
 
   Held held_;
-  signal::Page page_;
+  sync::Page page_;
   uint64_t lease_;
   std::unique_ptr<Names> names_ = std::make_unique<Names>();
   std::unique_ptr<Stores> stores_ = std::make_unique<Stores>();

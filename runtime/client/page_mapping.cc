@@ -7,7 +7,7 @@ namespace gpushm::client {
 
 Result<std::unique_ptr<PageMapping>> PageMapping::Map(const UniqueFd& fd, uint64_t mapped_bytes,
                                                       bool writable) {
-  Result<Mapping> mapping = MapSealed(fd, "page", signal::kPageBytes, limits::kPageBytes,
+  Result<Mapping> mapping = MapSealed(fd, "page", sync::kPageBytes, limits::kPageBytes,
                                       Writers::kAll, /*read_only=*/!writable);
   if (!mapping) return std::unexpected(mapping.error());
   if (mapping->bytes() != mapped_bytes) {
@@ -32,7 +32,7 @@ bool PageMapping::CanEnd() {
   return registered_with_ == nullptr || !StreamWaits::Instance().AnyPending();
 }
 
-Result<CUdeviceptr> PageMapping::OnGpu(const CudaApi& api, const signal::Word& word) {
+Result<CUdeviceptr> PageMapping::OnGpu(const CudaApi& api, const sync::Word& word) {
   const auto offset = static_cast<CUdeviceptr>(reinterpret_cast<const std::byte*>(&word) -
                                                static_cast<const std::byte*>(mapping_.address()));
   CUcontext context = nullptr;

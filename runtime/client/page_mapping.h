@@ -31,7 +31,7 @@ class PageMapping {
 
   // The GPU's address of `word`, which lies in this page. The first call registers the page with
   // the driver (about 100 us), for all contexts of the process. kUnsupported: no current context.
-  Result<CUdeviceptr> OnGpu(const CudaApi& api, const signal::Word& word);
+  Result<CUdeviceptr> OnGpu(const CudaApi& api, const sync::Word& word);
 
   // Whether the mapping can end immediately. The driver forgets a page only when every stream has
   // done its work (docs/guides/synchronisation.md), so not while a stream of this process waits.

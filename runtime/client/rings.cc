@@ -7,8 +7,8 @@
 namespace gpushm::client {
 namespace {
 
-using signal::CellState;
-using signal::FrameSettings;
+using sync::CellState;
+using sync::FrameSettings;
 
 // Slots are aligned for kernels.
 constexpr uint64_t kSlotAlignment = 512;
@@ -33,7 +33,7 @@ Result<OpenPage> AttachPage(Client* client, std::string_view name, AttachOptions
                             const Wait& wait) {
   options.called = name;
   return OpenPage::Attach(client, Concat(name, kPageSuffix), options,
-                          {signal::Kind::kRing, signal::Kind::kQueue}, wait);
+                          {sync::Kind::kRing, sync::Kind::kQueue}, wait);
 }
 
 // Memory for the frames: the pod's declared buffer if it is fresh, otherwise memory of its own. A
@@ -70,7 +70,7 @@ Ring::Ring(std::string_view name, Role role, OpenPage page, Held frames, Partici
       role_(role),
       page_(std::move(page)),
       frames_held_(std::move(frames)),
-      settings_(signal::FrameTable::Of(page_.page(), page_.page().kind())->settings()),
+      settings_(sync::FrameTable::Of(page_.page(), page_.page().kind())->settings()),
       participant_(std::move(participant)) {}
 
 // ---- opening
@@ -92,7 +92,7 @@ Result<std::unique_ptr<Ring>> Ring::TryWrite(Client* client, std::string_view na
     if (former.error().code() == Code::kNotFound) return Make(client, name, options, 0, wait);
     return std::unexpected(former.error());
   }
-  if (!signal::Read(former->cell(0)).ended()) {
+  if (!sync::Read(former->cell(0)).ended()) {
     return Fail(Code::kBusy, Concat("ring \"", name, "\" already has a writer"));
   }
   auto made = Make(client, name, options, former->generation(), wait);
@@ -126,14 +126,14 @@ Result<std::unique_ptr<Ring>> Ring::Make(Client* client, std::string_view name,
   settings.generation = frames->facts().generation;
   page->SetSettings(settings.ToHeader());
   Participant participant;
-  if (options.kind == signal::Kind::kQueue) {
-    auto writer = signal::QueueWriter::Open(page->page(), page->lease());
+  if (options.kind == sync::Kind::kQueue) {
+    auto writer = sync::QueueWriter::Open(page->page(), page->lease());
     if (!writer) return std::unexpected(writer.error());
-    participant.emplace<signal::QueueWriter>(std::move(*writer));
+    participant.emplace<sync::QueueWriter>(std::move(*writer));
   } else {
-    auto writer = signal::RingWriter::Open(page->page(), page->lease(), options.need);
+    auto writer = sync::RingWriter::Open(page->page(), page->lease(), options.need);
     if (!writer) return std::unexpected(writer.error());
-    participant.emplace<signal::RingWriter>(std::move(*writer));
+    participant.emplace<sync::RingWriter>(std::move(*writer));
   }
   if (auto shown = page->Publish(wait); !shown) return std::unexpected(shown.error());
   return std::unique_ptr<Ring>(
@@ -147,7 +147,7 @@ Result<std::unique_ptr<Ring>> Ring::OpenReader(Client* client, std::string_view 
     auto page = AttachPage(client, name, attach, wait);
     if (!page) return std::unexpected(page.error());
     attach.min_generation = page->generation() + 1;
-    if (signal::Read(page->cell(0)).ended()) continue;
+    if (sync::Read(page->cell(0)).ended()) continue;
     auto joined = Join(name, options, std::move(*page), wait);
     // The page's writer has ended. Either the next writer has put other memory behind the name, or
     // nobody has it open any more.
@@ -158,7 +158,7 @@ Result<std::unique_ptr<Ring>> Ring::OpenReader(Client* client, std::string_view 
 
 Result<std::unique_ptr<Ring>> Ring::Join(std::string_view name, const Options& options,
                                          OpenPage page, const Wait& wait) {
-  const auto table = signal::FrameTable::Of(page.page(), page.page().kind());
+  const auto table = sync::FrameTable::Of(page.page(), page.page().kind());
   if (!table) return std::unexpected(table.error());
   const auto attached = page.client()->Attach(
       name, {.generation = table->settings().generation, .own = true}, wait.Once());
@@ -171,16 +171,16 @@ Result<std::unique_ptr<Ring>> Ring::Join(std::string_view name, const Options& o
                 "close the ring and open it again; if this happens again, restart its writer");
   }
   Participant participant;
-  if (page.page().kind() == signal::Kind::kQueue) {
-    auto worker = signal::QueueWorker::Join(page.page(), page.lease());
+  if (page.page().kind() == sync::Kind::kQueue) {
+    auto worker = sync::QueueWorker::Join(page.page(), page.lease());
     if (!worker) return std::unexpected(worker.error());
-    participant.emplace<signal::QueueWorker>(std::move(*worker));
+    participant.emplace<sync::QueueWorker>(std::move(*worker));
   } else {
-    const auto start = options.from_oldest ? signal::RingReader::Start::kOldest
-                                           : signal::RingReader::Start::kNewest;
-    auto reader = signal::RingReader::Join(page.page(), page.lease(), start);
+    const auto start =
+        options.from_oldest ? sync::RingReader::Start::kOldest : sync::RingReader::Start::kNewest;
+    auto reader = sync::RingReader::Join(page.page(), page.lease(), start);
     if (!reader) return std::unexpected(reader.error());
-    participant.emplace<signal::RingReader>(std::move(*reader));
+    participant.emplace<sync::RingReader>(std::move(*reader));
   }
   page.RingAlarm();  // A writer may wait for readers.
   return std::unique_ptr<Ring>(
@@ -192,7 +192,7 @@ Result<void> Ring::Close() {
   const std::lock_guard lock(mutex_);
   DropStored();
   // If another participant owns the cell by now, or the cell is poisoned, its words tell nothing.
-  const bool owned = signal::StillOwned(page_.cell(cell()), page_.lease()).has_value();
+  const bool owned = sync::StillOwned(page_.cell(cell()), page_.lease()).has_value();
   if (owned ? !pending_.empty() : page_.HasPendingStores()) {
     return Fail(Code::kBusy, "streams of this process have not finished their frames yet",
                 "synchronise the streams, then close the ring");
@@ -207,8 +207,8 @@ Result<void> Ring::Close() {
     return Fail(Code::kBusy, Concat("frame ", *writing_, " is being written"),
                 "end this write, or abandon it");
   }
-  signal::EndCell(page_.cell(cell()), page_.lease(), CellState::kLeft);
-  if (role_ == Role::kWriter) signal::KeepPoison(page_.cell(0));
+  sync::EndCell(page_.cell(cell()), page_.lease(), CellState::kLeft);
+  if (role_ == Role::kWriter) sync::KeepPoison(page_.cell(0));
   page_.RingAlarm();
   closed_ = true;
   const auto frames_gone = frames_held_.Detach();
@@ -227,7 +227,7 @@ Result<void> Ring::MayStore(CUstream stream) const {
   return page_.CheckStream(stream);
 }
 
-Result<void> Ring::Store(const signal::Point& point, CUstream stream) {
+Result<void> Ring::Store(const sync::Point& point, CUstream stream) {
   if (stream == kNoStream) {
     point.word->store(point.value, std::memory_order_release);
     return {};
@@ -239,17 +239,17 @@ Result<void> Ring::Store(const signal::Point& point, CUstream stream) {
 }
 
 void Ring::DropStored() {
-  std::erase_if(pending_, [](const signal::Point& point) {
+  std::erase_if(pending_, [](const sync::Point& point) {
     const uint64_t now = point.word->load(std::memory_order_acquire);
     return point.value == 0 ? now == 0 : now >= point.value;
   });
 }
 
-Result<Ring::Ready> Ring::AwaitReady(const signal::Point& point, CUstream stream,
+Result<Ring::Ready> Ring::AwaitReady(const sync::Point& point, CUstream stream,
                                      const Deadline& deadline) {
   if (point.word->load(std::memory_order_acquire) >= point.value) return Ready::kAlready;
   // Only the poison would end the wait, and a store of the writer's stream may come after it.
-  if (auto ended = signal::EndedBefore(signal::Read(page_.cell(0)), point.value)) {
+  if (auto ended = sync::EndedBefore(sync::Read(page_.cell(0)), point.value)) {
     return std::unexpected(*ended);
   }
   if (stream != kNoStream && !page_.IsOwn(page_.cell(0))) {
@@ -259,7 +259,7 @@ Result<Ring::Ready> Ring::AwaitReady(const signal::Point& point, CUstream stream
     if (waits.error().code() != Code::kExhausted) return std::unexpected(waits.error());
   }
   // There is no stream, or too many streams wait already.
-  const auto reached = signal::WaitUntil(page_.cell(0), point.value, deadline);
+  const auto reached = sync::WaitUntil(page_.cell(0), point.value, deadline);
   if (!reached) return std::unexpected(reached.error());
   return Ready::kHost;
 }
@@ -267,9 +267,9 @@ Result<Ring::Ready> Ring::AwaitReady(const signal::Point& point, CUstream stream
 // Tries under the mutex and waits without it, so that another thread can end the frame for which
 // this call waits.
 template <typename Try>
-auto Ring::Until(const Deadline& deadline, signal::Cell* sleeps_on, Try attempt)
+auto Ring::Until(const Deadline& deadline, sync::Cell* sleeps_on, Try attempt)
     -> decltype(attempt()) {
-  for (signal::Poll poll(deadline, sleeps_on);;) {
+  for (sync::Poll poll(deadline, sleeps_on);;) {
     auto result = [&] {
       const std::lock_guard lock(mutex_);
       return attempt();
@@ -280,13 +280,13 @@ auto Ring::Until(const Deadline& deadline, signal::Cell* sleeps_on, Try attempt)
 
 // ---- writing
 
-Result<signal::FrameWriter::Opened> Ring::TryOpen() {
-  Result<signal::FrameWriter::Opened> opened =
+Result<sync::FrameWriter::Opened> Ring::TryOpen() {
+  Result<sync::FrameWriter::Opened> opened =
       Fail(Code::kInvalidArgument, "this process opened the ring as a reader",
            "open it with the role GPUSHM_RING_WRITER");
-  if (auto* const ring = std::get_if<signal::RingWriter>(&participant_)) {
+  if (auto* const ring = std::get_if<sync::RingWriter>(&participant_)) {
     opened = ring->OpenFrame(Deadline::AfterMs(0));
-  } else if (auto* const queue = std::get_if<signal::QueueWriter>(&participant_)) {
+  } else if (auto* const queue = std::get_if<sync::QueueWriter>(&participant_)) {
     opened = queue->OpenFrame(Deadline::AfterMs(0));
   }
   if (opened) writing_ = opened->seq;
@@ -298,7 +298,7 @@ Result<Ring::Frame> Ring::BeginWrite(const Deadline& deadline) {
   uint64_t waited_for = 0;
   const auto opened = Until(deadline, nullptr, [&] {
     auto tried = TryOpen();
-    const signal::FrameWriter* const writer = Writer();
+    const sync::FrameWriter* const writer = Writer();
     waited_for = writer == nullptr ? 0 : writer->waited_for();
     return tried;
   });
@@ -316,15 +316,15 @@ Result<Ring::Frame> Ring::BeginWrite(const Deadline& deadline) {
 }
 
 Result<void> Ring::EndWrite(const Frame& frame, CUstream stream, uint64_t bytes,
-                            const signal::Metadata& metadata) {
+                            const sync::Metadata& metadata) {
   {
     const std::lock_guard lock(mutex_);
-    signal::FrameWriter* const writer = Writer();
+    sync::FrameWriter* const writer = Writer();
     if (writer == nullptr) {
       return Fail(Code::kInvalidArgument, "this process opened the ring as a reader",
                   "open it with the role GPUSHM_RING_WRITER");
     }
-    const signal::Point complete = writer->Ready(frame.facts.seq);
+    const sync::Point complete = writer->Ready(frame.facts.seq);
     if (auto may = MayStore(stream); !may) return may;
     const uint64_t seq = frame.facts.seq;
     if (auto may = writer->MayAnnounce(seq, bytes, metadata.size()); !may) return may;
@@ -338,17 +338,17 @@ Result<void> Ring::EndWrite(const Frame& frame, CUstream stream, uint64_t bytes,
   return {};
 }
 
-signal::FrameWriter* Ring::Writer() {
-  if (auto* const ring = std::get_if<signal::RingWriter>(&participant_)) return ring;
-  return std::get_if<signal::QueueWriter>(&participant_);
+sync::FrameWriter* Ring::Writer() {
+  if (auto* const ring = std::get_if<sync::RingWriter>(&participant_)) return ring;
+  return std::get_if<sync::QueueWriter>(&participant_);
 }
 
 Result<void> Ring::AbandonWrite() {
   {
     const std::lock_guard lock(mutex_);
     writing_.reset();
-    if (auto* const ring = std::get_if<signal::RingWriter>(&participant_)) ring->AbandonFrame();
-    if (auto* const queue = std::get_if<signal::QueueWriter>(&participant_)) queue->AbandonFrame();
+    if (auto* const ring = std::get_if<sync::RingWriter>(&participant_)) ring->AbandonFrame();
+    if (auto* const queue = std::get_if<sync::QueueWriter>(&participant_)) queue->AbandonFrame();
   }
   page_.RingAlarm();
   return {};
@@ -356,23 +356,23 @@ Result<void> Ring::AbandonWrite() {
 
 // ---- reading
 
-Result<signal::Frame> Ring::TryNext(bool newest) {
+Result<sync::Frame> Ring::TryNext(bool newest) {
   if (!newest && !unready_.empty()) return TakeUnready(unready_.begin());
-  Result<signal::Frame> next =
+  Result<sync::Frame> next =
       Fail(Code::kInvalidArgument, "this process opened the ring as its writer",
            "open it with the role GPUSHM_RING_READER");
-  if (auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
-    next = reader->Next(Deadline::AfterMs(0), newest ? signal::RingReader::Order::kNewest
-                                                     : signal::RingReader::Order::kInOrder);
-  } else if (auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+  if (auto* const reader = std::get_if<sync::RingReader>(&participant_)) {
+    next = reader->Next(Deadline::AfterMs(0), newest ? sync::RingReader::Order::kNewest
+                                                     : sync::RingReader::Order::kInOrder);
+  } else if (auto* const worker = std::get_if<sync::QueueWorker>(&participant_)) {
     next = worker->Next(Deadline::AfterMs(0));
   }
   if (!next && !unready_.empty()) return TakeUnready(std::prev(unready_.end()));
   if (!next) return next;
   open_reads_.insert(next->seq);
   // The hold was free, so the store that freed it is done, although the word names a frame again.
-  if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
-    std::erase_if(pending_, [word = &reader->hold_word(next->hold)](const signal::Point& point) {
+  if (const auto* const reader = std::get_if<sync::RingReader>(&participant_)) {
+    std::erase_if(pending_, [word = &reader->hold_word(next->hold)](const sync::Point& point) {
       return point.word == word;
     });
   }
@@ -384,7 +384,7 @@ Result<signal::Frame> Ring::TryNext(bool newest) {
   return next;
 }
 
-signal::Frame Ring::TakeUnready(std::map<uint64_t, signal::Frame>::iterator frame) {
+sync::Frame Ring::TakeUnready(std::map<uint64_t, sync::Frame>::iterator frame) {
   open_reads_.insert(frame->first);
   return unready_.extract(frame).mapped();
 }
@@ -398,7 +398,7 @@ Result<Ring::Frame> Ring::BeginRead(CUstream stream, bool newest, const Deadline
   frame.facts = *next;
   frame.address = AddressOf(next->slot);
   frame.capacity_bytes = settings_.frame_bytes;
-  const signal::Point complete{&page_.cell(0).value, frame.facts.seq};
+  const sync::Point complete{&page_.cell(0).value, frame.facts.seq};
   const Result<Ready> ready = AwaitReady(complete, stream, deadline);
   if (ready) {
     frame.ready = *ready;
@@ -406,7 +406,7 @@ Result<Ring::Frame> Ring::BeginRead(CUstream stream, bool newest, const Deadline
   }
   const std::lock_guard lock(mutex_);
   open_reads_.erase(next->seq);
-  if (!signal::IsEnd(ready.error().code())) {
+  if (!sync::IsEnd(ready.error().code())) {
     unready_.emplace(next->seq, *next);
   } else {
     (void)Release(frame.facts, kNoStream);  // Nothing has read it.
@@ -420,35 +420,35 @@ Result<void> Ring::CheckOpen(uint64_t seq) const {
               "end each frame once, and pass the struct that begin filled");
 }
 
-Result<signal::Point> Ring::EndOf(const signal::Frame& frame) const {
-  if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+Result<sync::Point> Ring::EndOf(const sync::Frame& frame) const {
+  if (const auto* const reader = std::get_if<sync::RingReader>(&participant_)) {
     return reader->EndOf(frame);
   }
-  if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+  if (const auto* const worker = std::get_if<sync::QueueWorker>(&participant_)) {
     return worker->Done(frame);
   }
   return Fail(Code::kInvalidArgument, "this process opened the ring as its writer",
               "open it with the role GPUSHM_RING_READER");
 }
 
-Result<void> Ring::Release(const signal::Frame& frame, CUstream stream) {
+Result<void> Ring::Release(const sync::Frame& frame, CUstream stream) {
   // Otherwise its place may already belong to another reader, and the item to another worker.
-  if (signal::StillOwned(page_.cell(cell()), page_.lease())) {
-    const Result<signal::Point> end = EndOf(frame);
+  if (sync::StillOwned(page_.cell(cell()), page_.lease())) {
+    const Result<sync::Point> end = EndOf(frame);
     if (!end) return std::unexpected(end.error());
     if (auto stored = Store(*end, stream); !stored) return stored;
   }
-  if (auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+  if (auto* const reader = std::get_if<sync::RingReader>(&participant_)) {
     (void)reader->Release(frame);
   }
   return {};
 }
 
 Result<void> Ring::CheckRead(uint64_t seq) const {
-  if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+  if (const auto* const reader = std::get_if<sync::RingReader>(&participant_)) {
     return reader->Check(seq);
   }
-  if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+  if (const auto* const worker = std::get_if<sync::QueueWorker>(&participant_)) {
     return worker->Check(seq);
   }
   return {};
@@ -457,11 +457,11 @@ Result<void> Ring::CheckRead(uint64_t seq) const {
 Result<void> Ring::EndRead(const Frame& frame, CUstream stream, const Deadline& deadline) {
   // Work behind a wait in the stream has not begun earlier than this. So this wait costs no time
   // that the work would not have to wait as well.
-  const auto reached = signal::WaitUntil(page_.cell(0), frame.facts.seq, deadline);
+  const auto reached = sync::WaitUntil(page_.cell(0), frame.facts.seq, deadline);
   if (!reached && reached.error().code() == Code::kTimeout) {
     return std::unexpected(reached.error());
   }
-  if (!reached) signal::KeepPoison(page_.cell(0));  // A stream may be waiting for it.
+  if (!reached) sync::KeepPoison(page_.cell(0));  // A stream may be waiting for it.
   Result<void> counts;
   bool had_no_hold = false;
   {
@@ -482,7 +482,7 @@ Result<void> Ring::EndRead(const Frame& frame, CUstream stream, const Deadline& 
 
 // True: all holds were open, so this reader may have waited for this.
 bool Ring::CloseRead(uint64_t seq) {
-  const bool had_no_hold = open_reads_.size() >= signal::kHolds;
+  const bool had_no_hold = open_reads_.size() >= sync::kHolds;
   open_reads_.erase(seq);
   return had_no_hold;
 }
@@ -492,10 +492,10 @@ Result<void> Ring::AbandonRead(const Frame& frame, CUstream stream) {
   {
     const std::lock_guard lock(mutex_);
     if (auto open = CheckOpen(frame.facts.seq); !open) return open;
-    if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+    if (const auto* const worker = std::get_if<sync::QueueWorker>(&participant_)) {
       auto given_back = worker->GiveBack(frame.facts);
       // If this participant has ended for the others, an item goes to the next worker anyway.
-      if (!given_back && signal::StillOwned(page_.cell(cell()), page_.lease())) return given_back;
+      if (!given_back && sync::StillOwned(page_.cell(cell()), page_.lease())) return given_back;
       is_news = true;
     } else {
       if (auto may = MayStore(stream); !may) return may;
@@ -523,15 +523,15 @@ Result<UniqueFd> Ring::HearAlarm(uint64_t connection, const Deadline& deadline) 
   return page_.HearAlarm(lease, connection, deadline);
 }
 
-std::expected<signal::LookAgain, Code> Ring::Look() {
+std::expected<sync::LookAgain, Code> Ring::Look() {
   std::unique_lock lock(mutex_);
   if (closed_) return std::unexpected(Code::kInvalidArgument);
   if (role_ == Role::kReader) return LookHere();
-  signal::Word& waits = page_.cell(0).words[signal::kWriterWaitsWord];
+  sync::Word& waits = page_.cell(0).words[sync::kWriterWaitsWord];
   const bool waited = waits.exchange(1, std::memory_order_relaxed) != 0;
   std::atomic_thread_fence(std::memory_order_seq_cst);  // Pairs with WakeWriter.
   const auto look = LookHere();
-  if (look && *look != signal::LookAgain::kNow) return look;
+  if (look && *look != sync::LookAgain::kNow) return look;
   waits.store(0, std::memory_order_relaxed);
   lock.unlock();
   if (waited) page_.RingAlarm();  // For other waiters of this process, which rely on the word.
@@ -540,15 +540,15 @@ std::expected<signal::LookAgain, Code> Ring::Look() {
 
 void Ring::WakeWriter() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // Pairs with Look.
-  const signal::Word& waits = page_.cell(0).words[signal::kWriterWaitsWord];
+  const sync::Word& waits = page_.cell(0).words[sync::kWriterWaitsWord];
   if (waits.load(std::memory_order_relaxed) != 0) page_.RingAlarm();
 }
 
 // Requires mutex_.
-std::expected<signal::LookAgain, Code> Ring::LookHere() {
-  using enum signal::LookAgain;
+std::expected<sync::LookAgain, Code> Ring::LookHere() {
+  using enum sync::LookAgain;
   if (page_.attachment().orphaned()) return std::unexpected(Code::kOrphaned);
-  const signal::Reading writer = signal::Read(page_.cell(0));
+  const sync::Reading writer = sync::Read(page_.cell(0));
   // Frames that a stream could not wait for are read first.
   if (!unready_.empty()) {
     return writer.value >= unready_.begin()->first || writer.ended() ? kNow : kByTimer;
@@ -560,15 +560,15 @@ std::expected<signal::LookAgain, Code> Ring::LookHere() {
       },
       participant_);
   if (look != kEnded) return look;
-  const bool owned = signal::StillOwned(page_.cell(cell()), page_.lease()).has_value();
+  const bool owned = sync::StillOwned(page_.cell(cell()), page_.lease()).has_value();
   return std::unexpected(owned && writer.ended() ? writer.end() : Code::kOrphaned);
 }
 
 uint32_t Ring::cell() const {
-  if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+  if (const auto* const reader = std::get_if<sync::RingReader>(&participant_)) {
     return reader->cell();
   }
-  if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+  if (const auto* const worker = std::get_if<sync::QueueWorker>(&participant_)) {
     return worker->cell();
   }
   return 0;
@@ -576,21 +576,21 @@ uint32_t Ring::cell() const {
 
 Ring::Facts Ring::facts() const {
   const std::lock_guard lock(mutex_);
-  const signal::Cell& writer = page_.cell(0);
+  const sync::Cell& writer = page_.cell(0);
   Facts facts{.role = role_,
               .kind = page_.page().kind(),
               .settings = settings_,
               .generation = page_.generation(),
-              .newest = writer.words[signal::kNewestWord].load(std::memory_order_acquire),
-              .dropped = writer.words[signal::kDroppedWord].load(std::memory_order_relaxed),
+              .newest = writer.words[sync::kNewestWord].load(std::memory_order_acquire),
+              .dropped = writer.words[sync::kDroppedWord].load(std::memory_order_relaxed),
               .taken = 0,
               .lost = 0,
               .cell = cell(),
-              .writer = signal::Read(writer).state};
-  if (const auto* const reader = std::get_if<signal::RingReader>(&participant_)) {
+              .writer = sync::Read(writer).state};
+  if (const auto* const reader = std::get_if<sync::RingReader>(&participant_)) {
     facts.taken = reader->taken() - passed_over_;
     facts.lost = reader->lost() + passed_over_;
-  } else if (const auto* const worker = std::get_if<signal::QueueWorker>(&participant_)) {
+  } else if (const auto* const worker = std::get_if<sync::QueueWorker>(&participant_)) {
     facts.taken = worker->taken();
   }
   return facts;

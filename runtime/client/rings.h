@@ -42,9 +42,9 @@ class Ring {
   struct Options {
     Role role = Role::kReader;
     // For a writer: the ring to make.
-    signal::Kind kind = signal::Kind::kRing;
-    signal::FrameSettings settings;
-    signal::RingWriter::Readers need;
+    sync::Kind kind = sync::Kind::kRing;
+    sync::FrameSettings settings;
+    sync::RingWriter::Readers need;
     uint32_t gpu = 0;   // Where the frames are made.
     bool keep = false;  // The memory stays when no process has the ring open.
     // For a reader of a ring: start with the oldest frame, not with the next one.
@@ -53,7 +53,7 @@ class Ring {
   // How it is ensured that a frame is complete before it is read.
   enum class Ready : uint32_t { kAlready = 0, kStream = 1, kHost = 2 };
   struct Frame {
-    signal::Frame facts;
+    sync::Frame facts;
     CUdeviceptr address = 0;
     uint64_t capacity_bytes = 0;
     Ready ready = Ready::kAlready;
@@ -67,7 +67,7 @@ class Ring {
   Result<Frame> BeginWrite(const Deadline& deadline);
   // The frame is `bytes` long, and complete when the stream gets there.
   Result<void> EndWrite(const Frame& frame, CUstream stream, uint64_t bytes,
-                        const signal::Metadata& metadata);
+                        const sync::Metadata& metadata);
   Result<void> AbandonWrite();
 
   // Work that follows on the stream runs when the frame is complete.
@@ -84,28 +84,28 @@ class Ring {
 
   struct Facts {
     Role role;
-    signal::Kind kind;
-    signal::FrameSettings settings;
+    sync::Kind kind;
+    sync::FrameSettings settings;
     uint64_t generation;
     uint64_t newest;
     uint64_t dropped;
     uint64_t taken;
     uint64_t lost;
     uint32_t cell;
-    signal::CellState writer;
+    sync::CellState writer;
   };
   Facts facts() const;
   // Whether beginning a read or write would wait, and until when; never kEnded. The failure is that
   // of the call. kInvalidArgument: this process has closed it.
-  std::expected<signal::LookAgain, Code> Look();
+  std::expected<sync::LookAgain, Code> Look();
   // The alarm that rings when Look may say something else (Alarm::Hear). kNotFound: closed.
   Result<UniqueFd> HearAlarm(uint64_t connection, const Deadline& deadline);
   Client* client() const { return page_.client(); }
   const std::string& name() const { return name_; }
 
  private:
-  using Participant = std::variant<std::monostate, signal::RingWriter, signal::RingReader,
-                                   signal::QueueWriter, signal::QueueWorker>;
+  using Participant = std::variant<std::monostate, sync::RingWriter, sync::RingReader,
+                                   sync::QueueWriter, sync::QueueWorker>;
 
   Ring(std::string_view name, Role role, OpenPage page, Held frames, Participant participant);
   static Result<std::unique_ptr<Ring>> OpenReader(Client* client, std::string_view name,
@@ -121,41 +121,41 @@ class Ring {
   // All of these require mutex_, except for AddressOf and AwaitReady.
   uint32_t cell() const;
   void DropStored();
-  Result<signal::FrameWriter::Opened> TryOpen();
-  signal::FrameWriter* Writer();
-  Result<signal::Frame> TryNext(bool newest);
-  signal::Frame TakeUnready(std::map<uint64_t, signal::Frame>::iterator frame);
+  Result<sync::FrameWriter::Opened> TryOpen();
+  sync::FrameWriter* Writer();
+  Result<sync::Frame> TryNext(bool newest);
+  sync::Frame TakeUnready(std::map<uint64_t, sync::Frame>::iterator frame);
   // Without mutex_: repeats `attempt`, which takes it, until the result is not kTimeout. It sleeps
   // on the cell of the participant that can end the wait.
   template <typename Try>
-  auto Until(const Deadline& deadline, signal::Cell* sleeps_on, Try attempt) -> decltype(attempt());
-  std::expected<signal::LookAgain, Code> LookHere();
+  auto Until(const Deadline& deadline, sync::Cell* sleeps_on, Try attempt) -> decltype(attempt());
+  std::expected<sync::LookAgain, Code> LookHere();
   // Rings if the writer waits in an event loop. Most do not, and readers are many.
   void WakeWriter() const;
   CUdeviceptr AddressOf(uint32_t slot) const;
   // Stores `point` when the stream gets there, or immediately if there is no stream.
-  Result<void> Store(const signal::Point& point, CUstream stream);
+  Result<void> Store(const sync::Point& point, CUstream stream);
   Result<void> MayStore(CUstream stream) const;
-  Result<Ready> AwaitReady(const signal::Point& point, CUstream stream, const Deadline& deadline);
+  Result<Ready> AwaitReady(const sync::Point& point, CUstream stream, const Deadline& deadline);
   Result<void> CheckRead(uint64_t seq) const;
   Result<void> CheckOpen(uint64_t seq) const;
   bool CloseRead(uint64_t seq);
-  Result<signal::Point> EndOf(const signal::Frame& frame) const;
+  Result<sync::Point> EndOf(const sync::Frame& frame) const;
   // The frame is given back when the stream gets there. After a failure it is unchanged.
-  Result<void> Release(const signal::Frame& frame, CUstream stream);
+  Result<void> Release(const sync::Frame& frame, CUstream stream);
 
   const std::string name_;
   const Role role_;
   OpenPage page_;
   Held frames_held_;
-  const signal::FrameSettings settings_;
+  const sync::FrameSettings settings_;
   mutable std::mutex mutex_;
-  Participant participant_;             // Under mutex_.
-  std::vector<signal::Point> pending_;  // Under mutex_: streams have not stored these yet.
-  std::set<uint64_t> open_reads_;       // Under mutex_: numbers of the frames.
+  Participant participant_;           // Under mutex_.
+  std::vector<sync::Point> pending_;  // Under mutex_: streams have not stored these yet.
+  std::set<uint64_t> open_reads_;     // Under mutex_: numbers of the frames.
   // Under mutex_: frames whose read began, but could not wait for them. The writer sees them as
   // being read, and no other worker can get such an item: the next read returns them.
-  std::map<uint64_t, signal::Frame> unready_;
+  std::map<uint64_t, sync::Frame> unready_;
   uint64_t passed_over_ = 0;  // Under mutex_: how many of these a read of a newer frame skipped.
   std::optional<uint64_t> writing_;  // Under mutex_: number of the open frame.
   bool closed_ = false;              // Under mutex_.

@@ -4,7 +4,7 @@
 
 namespace gpushm::client {
 
-using signal::CellState;
+using sync::CellState;
 
 // ---- opening
 
@@ -21,9 +21,9 @@ Result<std::unique_ptr<Signal>> Signal::OpenWaiter(Client* client, std::string_v
                                                    const Wait& wait) {
   AttachOptions attach{.page = true};
   for (;;) {
-    auto page = OpenPage::Attach(client, name, attach, {signal::Kind::kSignal}, wait);
+    auto page = OpenPage::Attach(client, name, attach, {sync::Kind::kSignal}, wait);
     if (!page) return std::unexpected(page.error());
-    if (!signal::Read(page->cell(0)).ended()) {
+    if (!sync::Read(page->cell(0)).ended()) {
       return std::unique_ptr<Signal>(new Signal(std::move(*page), Role::kWaiter));
     }
     attach.min_generation = page->generation() + 1;
@@ -34,19 +34,19 @@ Result<std::unique_ptr<Signal>> Signal::TryWrite(Client* client, std::string_vie
                                                  const Options& options, const Wait& wait) {
   // Inspected through a read-only mapping: a process that maps the page to write is its writer.
   AttachOptions attach{.page = true};
-  const auto looked = OpenPage::Attach(client, name, attach, {signal::Kind::kSignal}, wait.Once());
+  const auto looked = OpenPage::Attach(client, name, attach, {sync::Kind::kSignal}, wait.Once());
   if (!looked) {
     if (looked.error().code() == Code::kNotFound) return Make(client, name, options, 0, wait);
     return std::unexpected(looked.error());
   }
-  if (signal::Read(looked->cell(0)).ended()) {
+  if (sync::Read(looked->cell(0)).ended()) {
     return Make(client, name, options, looked->generation(), wait);
   }
   attach.access = Access::kReadWrite;
   attach.generation = looked->generation();
-  auto page = OpenPage::Attach(client, name, attach, {signal::Kind::kSignal}, wait.Once());
+  auto page = OpenPage::Attach(client, name, attach, {sync::Kind::kSignal}, wait.Once());
   if (!page) return std::unexpected(page.error());
-  if (!signal::Claim(page->cell(0), page->lease(), /*again=*/false)) {
+  if (!sync::Claim(page->cell(0), page->lease(), /*again=*/false)) {
     return Fail(Code::kBusy, Concat('"', name, "\" already has a writer"),
                 "only one process writes a signal: wait until the other writer ends");
   }
@@ -57,13 +57,13 @@ Result<std::unique_ptr<Signal>> Signal::TryWrite(Client* client, std::string_vie
 Result<std::unique_ptr<Signal>> Signal::Make(Client* client, std::string_view name,
                                              const Options& options, uint64_t after_generation,
                                              const Wait& wait) {
-  auto page = OpenPage::Make(client, name, {.kind = signal::Kind::kSignal, .cells = 1},
+  auto page = OpenPage::Make(client, name, {.kind = sync::Kind::kSignal, .cells = 1},
                              {.writers_all = options.writers_all,
                               .one_writer = true,
                               .after_generation = after_generation},
                              wait);
   if (!page) return std::unexpected(page.error());
-  signal::Claim(page->cell(0), page->lease(), /*again=*/false);
+  sync::Claim(page->cell(0), page->lease(), /*again=*/false);
   if (auto shown = page->Publish(wait); !shown) return std::unexpected(shown.error());
   return std::unique_ptr<Signal>(new Signal(std::move(*page), Role::kWriter));
 }
@@ -72,15 +72,15 @@ Result<void> Signal::Close() {
   if (auto none = page_.CheckNoStreamWaits(); !none) return none;
   const std::lock_guard lock(mutex_);
   if (role_ == Role::kWriter) {
-    const signal::Reading reading = Read();
+    const sync::Reading reading = Read();
     if (reading.ended() ? page_.HasPendingStores() : reading.value < recorded_) {
       return Fail(Code::kBusy,
                   Concat("a stream has not recorded value ", recorded_, " yet: the signal is at ",
                          reading.value),
                   "synchronise the stream, then close the signal");
     }
-    signal::EndCell(cell(), page_.lease(), CellState::kLeft);
-    signal::KeepPoison(cell());
+    sync::EndCell(cell(), page_.lease(), CellState::kLeft);
+    sync::KeepPoison(cell());
     page_.RingAlarm();
   }
   closed_ = true;
@@ -99,10 +99,10 @@ Result<void> Signal::CheckNext(uint64_t value) const {
                 "this process opened the signal as a waiter, so it cannot write",
                 "open it with the role GPUSHM_SIGNAL_WRITER");
   }
-  const signal::Reading reading = Read();
+  const sync::Reading reading = Read();
   // Kernels and graph nodes store values as well.
   const uint64_t last = std::max(recorded_, reading.value);
-  if (value <= last || value > signal::kMaxValue) {
+  if (value <= last || value > sync::kMaxValue) {
     return Fail(Code::kInvalidArgument,
                 Concat("the signal has already been given value ", last, ", so it cannot be given ",
                        value, " now"),
@@ -131,7 +131,7 @@ Result<void> Signal::Record(CUstream stream, uint64_t value) {
 
 // Requires mutex_.
 void Signal::ExpectFromGpu(uint64_t value) {
-  signal::Word& pending = cell().words[signal::kPendingWord];
+  sync::Word& pending = cell().words[sync::kPendingWord];
   if (pending.load(std::memory_order_relaxed) >= value) return;
   pending.store(value, std::memory_order_release);
 }
@@ -164,15 +164,15 @@ Result<UniqueFd> Signal::HearAlarm(uint64_t connection, const Deadline& deadline
   return page_.HearAlarm(lease, connection, deadline);
 }
 
-std::expected<signal::LookAgain, Code> Signal::Look(uint64_t value) const {
+std::expected<sync::LookAgain, Code> Signal::Look(uint64_t value) const {
   const std::lock_guard lock(mutex_);
   if (closed_) return std::unexpected(Code::kInvalidArgument);
-  const signal::Reading reading = Read();
-  if (reading.value >= value) return signal::LookAgain::kNow;
+  const sync::Reading reading = Read();
+  if (reading.value >= value) return sync::LookAgain::kNow;
   if (reading.ended()) return std::unexpected(reading.end());
   if (page_.attachment().orphaned()) return std::unexpected(Code::kOrphaned);
-  const bool pending = cell().words[signal::kPendingWord].load(std::memory_order_acquire) >= value;
-  return pending ? signal::LookAgain::kByTimer : signal::LookAgain::kOnAlarm;
+  const bool pending = cell().words[sync::kPendingWord].load(std::memory_order_acquire) >= value;
+  return pending ? sync::LookAgain::kByTimer : sync::LookAgain::kOnAlarm;
 }
 
 Result<void> Signal::WaitOnStream(CUstream stream, uint64_t value) {
@@ -181,12 +181,12 @@ Result<void> Signal::WaitOnStream(CUstream stream, uint64_t value) {
     return Fail(Code::kInvalidArgument, "this process is the signal's writer",
                 "make the stream wait for an event with cuStreamWaitEvent");
   }
-  if (value > signal::kMaxValue) {
+  if (value > sync::kMaxValue) {
     return Fail(Code::kInvalidArgument, Concat("a signal cannot reach the value ", value),
                 "use a value of at most 2^62");
   }
-  const signal::Reading reading = Read();
-  if (auto ended = signal::EndedBefore(reading, value)) return std::unexpected(*ended);
+  const sync::Reading reading = Read();
+  if (auto ended = sync::EndedBefore(reading, value)) return std::unexpected(*ended);
   if (reading.value >= value) return {};
   // Nothing would end the wait for a writer that never comes.
   if (reading.state == CellState::kFree) {
@@ -197,15 +197,15 @@ Result<void> Signal::WaitOnStream(CUstream stream, uint64_t value) {
 }
 
 Result<void> Signal::WaitOnHost(uint64_t value, const Deadline& deadline) const {
-  const Result<signal::Reading> reached = signal::WaitUntil(cell(), value, deadline);
+  const Result<sync::Reading> reached = sync::WaitUntil(cell(), value, deadline);
   if (!reached) return std::unexpected(reached.error());
   return {};
 }
 
 Result<void> Signal::Check(uint64_t value) const {
-  const signal::Reading reading = Read();
+  const sync::Reading reading = Read();
   if (reading.value >= value) return {};
-  if (auto ended = signal::EndedBefore(reading, value)) return std::unexpected(*ended);
+  if (auto ended = sync::EndedBefore(reading, value)) return std::unexpected(*ended);
   return Fail(Code::kBusy, Concat("the signal is at value ", reading.value, ", not yet at ", value),
               "wait for it with gpushm_signal_wait");
 }
@@ -214,7 +214,7 @@ Result<CUdeviceptr> Signal::DeviceAddress() {
   if (role_ == Role::kWriter) {  // From now on, kernels can store values that no host announces.
     {
       const std::lock_guard lock(mutex_);
-      ExpectFromGpu(signal::kMaxValue);
+      ExpectFromGpu(sync::kMaxValue);
     }
     page_.RingAlarm();
   }

@@ -44,10 +44,10 @@ class Signal {
   Result<void> WaitOnStream(CUstream stream, uint64_t value);
   Result<void> WaitOnHost(uint64_t value, const Deadline& deadline) const;
   Result<void> Check(uint64_t value) const;
-  signal::Reading Read() const { return signal::Read(cell()); }
+  sync::Reading Read() const { return sync::Read(cell()); }
   Result<CUdeviceptr> DeviceAddress();
   // As Ring::Look, for a wait for `value`.
-  std::expected<signal::LookAgain, Code> Look(uint64_t value) const;
+  std::expected<sync::LookAgain, Code> Look(uint64_t value) const;
   // As Ring::HearAlarm.
   Result<UniqueFd> HearAlarm(uint64_t connection, const Deadline& deadline) const;
 
@@ -67,7 +67,7 @@ class Signal {
                                               const Options& options, uint64_t after_generation,
                                               const Wait& wait);
 
-  signal::Cell& cell() const { return page_.cell(0); }
+  sync::Cell& cell() const { return page_.cell(0); }
   Result<void> CheckNext(uint64_t value) const;
   void ExpectFromGpu(uint64_t value);
 

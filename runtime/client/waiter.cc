@@ -15,7 +15,7 @@
 namespace gpushm::client {
 namespace {
 
-using signal::LookAgain;
+using sync::LookAgain;
 
 constexpr int64_t kFirstStepNs = 50'000;
 constexpr int64_t kLongestStepNs = 2'000'000;
@@ -78,7 +78,7 @@ Result<void> Waiter::AddRing(std::shared_ptr<Ring> ring, uint64_t tag) {
 }
 
 Result<void> Waiter::AddSignal(std::shared_ptr<Signal> signal, uint64_t value, uint64_t tag) {
-  if (value > signal::kMaxValue) {
+  if (value > sync::kMaxValue) {
     return Fail(Code::kInvalidArgument, Concat("a signal cannot reach the value ", value),
                 "use a value of at most 2^62");
   }

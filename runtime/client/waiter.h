@@ -78,7 +78,7 @@ class Waiter final : public ClientObject {
     int64_t step_ns = 0;      // 0: it is not looked at by the timer.
   };
   // The failure is that of the call for which the program waits.
-  using Looked = std::expected<signal::LookAgain, Code>;
+  using Looked = std::expected<sync::LookAgain, Code>;
 
   explicit Waiter(Client* client) : client_(client) {}
   Result<void> Watch(const UniqueFd& fd, uint32_t events);

@@ -53,15 +53,15 @@ Result<ExitCode> RunClaim(const Context& context, const ClaimArguments& argument
                      "\n");
   }
   const std::string gpus =
-      wanted.gpus == 1 ? "" : Concat(", ", config::kGpusKey, ": \"", wanted.gpus, "\"");
+      wanted.gpus == 1 ? "" : Concat(", ", annotations::kGpusKey, ": \"", wanted.gpus, "\"");
   return PrintDone(Concat(
-      "# The pod that declares the buffers:   ", config::kClaimKey, ": ", arguments.name, ", ",
-      config::kRoleKey, ": owner", gpus,
-      "\n# Pods that use them:                  ", config::kClaimKey, ": ", arguments.name, gpus,
+      "# The pod that declares the buffers:   ", annotations::kClaimKey, ": ", arguments.name, ", ",
+      annotations::kRoleKey, ": owner", gpus, "\n# Pods that use them:                  ",
+      annotations::kClaimKey, ": ", arguments.name, gpus,
       wanted.mps
-          ? Concat("\n# The pod with the MPS daemon:         ", config::kClaimKey, ": ",
-                   arguments.name, ", ", config::kRoleKey, ": mps", gpus,
-                   "\n# All pods that shall run under it:    ", config::kMpsKey, ": \"true\"")
+          ? Concat("\n# The pod with the MPS daemon:         ", annotations::kClaimKey, ": ",
+                   arguments.name, ", ", annotations::kRoleKey, ": mps", gpus,
+                   "\n# All pods that shall run under it:    ", annotations::kMpsKey, ": \"true\"")
           : std::string(),
       "\napiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: ", metadata.dump(),
       "\nspec:\n  devices:\n", Lines("requests", spec["devices"]["requests"]),

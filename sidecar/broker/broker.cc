@@ -120,7 +120,7 @@ Answer Broker::OnDriver(uint32_t gpu, std::string_view what, std::function<Answe
 Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions options) {
   const int64_t started_ns = MonotonicNs();
   std::unique_ptr<Broker> broker(new Broker(loop, std::move(options)));
-  const config::BrokerConfig& config = broker->options_.config;
+  const BrokerConfig& config = broker->options_.config;
   if (auto r = broker->LockFolder(); !r) return std::unexpected(r.error());
   if (auto r = broker->TakeGenerations(); !r) return std::unexpected(r.error());
   if (auto r = broker->MakeMpsFolder(); !r) return std::unexpected(r.error());
@@ -166,7 +166,7 @@ Result<std::unique_ptr<Broker>> Broker::Start(EventLoop* loop, BrokerOptions opt
 }
 
 Result<void> Broker::OpenGpus() {
-  const config::BrokerConfig& config = options_.config;
+  const BrokerConfig& config = options_.config;
   // The plugin may give more than the pod says.
   const uint32_t count = std::max(config.pod.gpus, static_cast<uint32_t>(config.gpus.size()));
   Result<std::vector<Gpu>> gpus = OnDriver<Result<std::vector<Gpu>>>(
@@ -239,10 +239,11 @@ Result<void> Broker::PutCudaIpc() const {
   const std::string& folder = options_.cuda_ipc_folder;
   if (folder.empty()) return {};
   const std::filesystem::path program(options_.program);
-  const auto library = program.parent_path().parent_path() / "lib" / config::kCudaIpcLibrary;
+  const auto library = program.parent_path().parent_path() / "lib" / annotations::kCudaIpcLibrary;
   if (auto put = PutFile(library, folder); !put) return put;
   const std::string path = folder + "/ld.so.preload";
-  const std::string line = Concat(config::kCudaIpcFolder, "/", config::kCudaIpcLibrary, "\n");
+  const std::string line =
+      Concat(annotations::kCudaIpcFolder, "/", annotations::kCudaIpcLibrary, "\n");
   const std::string part = path + ".part";
   const UniqueFd file(open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!file || write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()) ||
@@ -289,7 +290,7 @@ Result<void> Broker::TakeGenerations() {
 }
 
 Result<void> Broker::MakeDeclared(const std::set<std::string>& settled) {
-  for (const config::BufferSpec& spec : options_.config.pod.buffers) {
+  for (const annotations::BufferSpec& spec : options_.config.pod.buffers) {
     if (settled.contains(spec.name)) continue;
     const Result<Ledger::Ticket> ticket = ledger_->BeginDeclared(spec);
     if (!ticket) return std::unexpected(ticket.error());
@@ -313,7 +314,7 @@ Result<void> Broker::MakeDeclared(const std::set<std::string>& settled) {
 }
 
 Result<void> Broker::ListenAll() {
-  const config::BrokerConfig& config = options_.config;
+  const BrokerConfig& config = options_.config;
   const std::vector<std::string> served = ServedContainers();
   if (served.empty()) {
     const std::string path = Concat(config.folder, '/', protocol::kSocketName);
@@ -350,8 +351,8 @@ void Broker::ListenForHostIpc(bool first) {
 std::vector<std::string> Broker::ServedContainers() const {
   std::vector<std::string> served = options_.config.containers.value_or(std::vector<std::string>());
   if (served.empty()) return served;
-  for (const config::BufferSpec& spec : options_.config.pod.buffers) {
-    if (!spec.file.empty()) served.push_back(config::LoaderOf(spec.name));
+  for (const annotations::BufferSpec& spec : options_.config.pod.buffers) {
+    if (!spec.file.empty()) served.push_back(annotations::LoaderOf(spec.name));
   }
   return served;
 }

@@ -43,7 +43,7 @@ namespace gpushm::broker {
 inline constexpr size_t kCloserThreads = 8;
 
 struct BrokerOptions {
-  config::BrokerConfig config;
+  BrokerConfig config;
   std::string driver_folder;          // Same as for CudaApi::Load.
   std::string host_dir = "/dev/shm";  // For pods with hostIPC.
   std::string link_folder;            // Folder of the plugin's socket; empty if there is no plugin.

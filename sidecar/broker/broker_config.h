@@ -15,15 +15,15 @@
 #include "platform/base/log_config.h"
 #include "platform/yaml/keyed_reader.h"
 
-namespace gpushm::config {
+namespace gpushm::broker {
 
 // The broker's YAML file.
 struct BrokerConfig {
-  PodSpec pod;                                         // annotations:
+  annotations::PodSpec pod;                            // annotations:
   std::optional<std::vector<std::string>> containers;  // containers:, as listed
   uint64_t pool_bytes = 0;                             // pool:, or what `pod` needs; on each GPU
   bool pool_given = false;                             // whether pool: was given
-  std::vector<GpuChoice> gpus;                         // gpu:; empty for all that are visible
+  std::vector<yaml::GpuChoice> gpus;                   // gpu:; empty for all that are visible
   std::string folder{protocol::kDefaultFolder};
   std::string link;       // link:; empty for the default path, if it exists; or "none"
   std::string pod_uid;    // pod-uid:; may be empty
@@ -36,13 +36,13 @@ struct BrokerConfig {
 // `file_name` is only for messages; the caller has read the file. Absolute `file:` paths are
 // accepted.
 Result<BrokerConfig> ParseBrokerConfig(std::string_view yaml_text, std::string_view file_name);
-OrErrors<BrokerConfig> ParseBrokerConfigOrErrors(std::string_view yaml_text,
-                                                 std::string_view file_name);
+yaml::OrErrors<BrokerConfig> ParseBrokerConfigOrErrors(std::string_view yaml_text,
+                                                       std::string_view file_name);
 
 // Fails if `config` names GPUs, but not as many as the pod has.
 Result<void> CheckGpus(const BrokerConfig& config);
 
 // The keys of the file. Those of `log` have names like "log.level".
-std::span<const KeyInfo> BrokerKeys();
+std::span<const yaml::KeyInfo> BrokerKeys();
 
-}  // namespace gpushm::config
+}  // namespace gpushm::broker

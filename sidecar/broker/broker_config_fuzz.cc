@@ -18,15 +18,17 @@ void Require(bool condition) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace gpushm::config;
+  using namespace gpushm;
+  using namespace gpushm::broker;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const auto config = ParseBrokerConfigOrErrors(text, "broker.yaml");
   if (config) {
-    Require(config->pool_bytes >= PoolBytes(config->pod, FullestGpu(config->pod)));
+    Require(config->pool_bytes >=
+            annotations::PoolBytes(config->pod, annotations::FullestGpu(config->pod)));
     return 0;
   }
-  Require(!config.error().empty() && config.error().size() <= kErrorsKept + 1);
-  for (const ConfigError& error : config.error()) {
+  Require(!config.error().empty() && config.error().size() <= yaml::kErrorsKept + 1);
+  for (const yaml::ConfigError& error : config.error()) {
     Require(!error.reason.empty() && error.line >= 0 && error.column >= 0);
     Require(error.ToString().find('\n') == std::string::npos);
   }

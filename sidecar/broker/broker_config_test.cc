@@ -10,7 +10,7 @@
 
 #include "contract/protocol/messages.h"
 
-namespace gpushm::config {
+namespace gpushm::broker {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
@@ -141,9 +141,9 @@ TEST(BrokerConfigTest, EachMistakeIsFoundAtItsPlaceWithAnExampleThatIsRight) {
     SCOPED_TRACE(c.text.substr(0, 200));
     const auto config = ParseBrokerConfigOrErrors(c.text, "broker.yaml");
     ASSERT_FALSE(config);
-    const std::vector<ConfigError>& errors = config.error();
-    ASSERT_EQ(errors.size(), 1U) << ToStatus(errors, "").ToString();
-    const ConfigError& error = errors[0];
+    const std::vector<yaml::ConfigError>& errors = config.error();
+    ASSERT_EQ(errors.size(), 1U) << yaml::ToStatus(errors, "").ToString();
+    const yaml::ConfigError& error = errors[0];
     EXPECT_EQ(error.line, c.line) << error.ToString();
     EXPECT_EQ(error.column, c.column) << error.ToString();
     EXPECT_EQ(error.field, c.field) << error.ToString();
@@ -154,7 +154,7 @@ TEST(BrokerConfigTest, EachMistakeIsFoundAtItsPlaceWithAnExampleThatIsRight) {
       const auto example = ParseBrokerConfig(error.example, "example");
       EXPECT_TRUE(example) << error.example << "\n" << example.error().ToString();
     } else {
-      const auto example = ParseBuffersEnvironment(error.example);
+      const auto example = annotations::ParseBuffersEnvironment(error.example);
       EXPECT_TRUE(example) << error.example << "\n" << example.error().ToString();
     }
   }
@@ -163,7 +163,7 @@ TEST(BrokerConfigTest, EachMistakeIsFoundAtItsPlaceWithAnExampleThatIsRight) {
 // Goal: no key is documented and accepted but then ignored. Method: the table's example of a key
 // must change the result.
 TEST(BrokerConfigTest, EveryExampleOfTheTableTakesEffect) {
-  for (const KeyInfo& key : BrokerKeys()) {
+  for (const yaml::KeyInfo& key : BrokerKeys()) {
     const size_t dot = key.name.find('.');
     const std::string name(key.name.substr(0, dot));
     const std::string inner =
@@ -190,13 +190,14 @@ TEST(BrokerConfigTest, AllErrorsComeAtOnceInTheOrderOfTheFile) {
       "broker.yaml");
   ASSERT_FALSE(config);
   std::vector<std::pair<int, int>> places;
-  for (const ConfigError& error : config.error()) places.emplace_back(error.line, error.column);
+  for (const yaml::ConfigError& error : config.error())
+    places.emplace_back(error.line, error.column);
   EXPECT_EQ(places, (std::vector<std::pair<int, int>>{
                         {1, 1}, {3, 31}, {3, 44}, {3, 61}, {4, 21}, {5, 6}, {6, 1}}));
-  const Status status = ToStatus(config.error(), "");
+  const Status status = yaml::ToStatus(config.error(), "");
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_EQ(std::ranges::count(status.what(), '|'), 6);
 }
 
 }  // namespace
-}  // namespace gpushm::config
+}  // namespace gpushm::broker

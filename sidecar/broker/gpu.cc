@@ -15,14 +15,14 @@ std::string Names(const std::vector<DeviceInfo>& devices) {
   return names;
 }
 
-bool Matches(const DeviceInfo& device, const config::GpuChoice& choice) {
+bool Matches(const DeviceInfo& device, const yaml::GpuChoice& choice) {
   if (choice.uuid.empty()) return static_cast<uint32_t>(device.device) == choice.index;
   // cuDeviceGetUuid gives a MIG instance its own UUID; NVML writes it with the prefix MIG-.
   const std::string uuid = device.uuid.ToString();
   return choice.uuid.size() == uuid.size() && choice.uuid.substr(4) == uuid.substr(4);
 }
 
-std::string NameOf(const config::GpuChoice& choice) {
+std::string NameOf(const yaml::GpuChoice& choice) {
   return choice.uuid.empty() ? std::to_string(choice.index) : choice.uuid;
 }
 
@@ -40,7 +40,7 @@ Gpu::Gpu(const CudaApi& api, DeviceInfo info)
       memory_kind_(MemoryKind::Of(api.simulated() ? SimulatedState() : "")) {}
 
 Result<std::vector<Gpu>> Gpu::Open(const std::string& driver_folder,
-                                   std::span<const config::GpuChoice> choices, uint32_t count) {
+                                   std::span<const yaml::GpuChoice> choices, uint32_t count) {
   const Result<const CudaApi*> api = CudaApi::Load(driver_folder);
   if (!api) return std::unexpected(api.error());
   const Result<std::vector<DeviceInfo>> devices = ListDevices(**api);
@@ -64,7 +64,7 @@ Result<std::vector<Gpu>> Gpu::Open(const std::string& driver_folder,
   if (choices.empty()) {
     for (const DeviceInfo& device : *devices) gpus.push_back(Gpu(**api, device));
   }
-  for (const config::GpuChoice& choice : choices) {
+  for (const yaml::GpuChoice& choice : choices) {
     const auto device = std::ranges::find_if(
         *devices, [&](const DeviceInfo& info) { return Matches(info, choice); });
     if (device == devices->end()) {

@@ -24,7 +24,7 @@ class Gpu {
   // The pod's `count` GPUs, in the order of their numbers: `choices` of those that this process
   // sees. Without choices this process must see exactly as many, and their order is CUDA's.
   static Result<std::vector<Gpu>> Open(const std::string& driver_folder,
-                                       std::span<const config::GpuChoice> choices, uint32_t count);
+                                       std::span<const yaml::GpuChoice> choices, uint32_t count);
 
   // Memory of `mapped_bytes`, as the descriptor that keeps it. It is exported here once, because
   // exporting costs 0.6 to 1.2 ms in a process without a context. Every attach sends this

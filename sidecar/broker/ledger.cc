@@ -158,7 +158,7 @@ Result<Policy> Ledger::PolicyOfNew(const Client& client, const std::string& name
       Concat("add it to ", declared->second.Annotation(name), ": writers, or use another name"));
 }
 
-Result<Ledger::Ticket> Ledger::BeginDeclared(const config::BufferSpec& spec) {
+Result<Ledger::Ticket> Ledger::BeginDeclared(const annotations::BufferSpec& spec) {
   declared_.insert_or_assign(spec.name, Policy::FromSpec(spec));
   Result<Ticket> ticket =
       BeginCreate(Client{}, spec.name, spec.size_bytes, Policy::FromSpec(spec),
@@ -790,7 +790,8 @@ Result<void> Ledger::HasRoomForPage(uint64_t mapped_bytes) const {
               "delete some; see docs/reference/limits.md");
 }
 
-Result<Ledger::Ticket> Ledger::BeginDeclared(const config::SignalSpec& spec, uint64_t page_bytes) {
+Result<Ledger::Ticket> Ledger::BeginDeclared(const annotations::SignalSpec& spec,
+                                             uint64_t page_bytes) {
   const Policy policy = Policy::FromSpec(spec);
   declared_.insert_or_assign(spec.name, policy);
   return BeginNew(Client{}, spec.name, page_bytes, policy, 0, /*page=*/true);
@@ -1056,31 +1057,31 @@ Result<Ledger::Description> Ledger::FindDescription(const Client& client, const 
 
 // Queries that do not change the ledger (Ledger's members; see ledger.h).
 
-Policy Policy::FromSpec(const config::BufferSpec& spec) {
+Policy Policy::FromSpec(const annotations::BufferSpec& spec) {
   Policy policy;
   policy.declared = true;
   policy.containers.insert(spec.containers.begin(), spec.containers.end());
   policy.writers.insert(spec.writers.begin(), spec.writers.end());
   policy.writers_all = spec.writers.empty();
-  policy.read_only = spec.access == config::Access::kReadOnly;
-  policy.one_writer = spec.access == config::Access::kOneWriter;
-  if (!spec.file.empty()) policy.loader = config::LoaderOf(spec.name);
+  policy.read_only = spec.access == annotations::Access::kReadOnly;
+  policy.one_writer = spec.access == annotations::Access::kOneWriter;
+  if (!spec.file.empty()) policy.loader = annotations::LoaderOf(spec.name);
   policy.gpu = spec.gpu;
   switch (spec.on_writer_exit) {
-    case config::OnWriterExit::kMark:
+    case annotations::OnWriterExit::kMark:
       policy.on_writer_exit = protocol::OnWriterExit::kMark;
       break;
-    case config::OnWriterExit::kKeep:
+    case annotations::OnWriterExit::kKeep:
       policy.on_writer_exit = protocol::OnWriterExit::kKeep;
       break;
-    case config::OnWriterExit::kDrop:
+    case annotations::OnWriterExit::kDrop:
       policy.on_writer_exit = protocol::OnWriterExit::kDrop;
       break;
   }
   return policy;
 }
 
-Policy Policy::FromSpec(const config::SignalSpec& spec) {
+Policy Policy::FromSpec(const annotations::SignalSpec& spec) {
   Policy policy;
   policy.declared = true;
   policy.signal = true;
@@ -1093,7 +1094,7 @@ Policy Policy::FromSpec(const config::SignalSpec& spec) {
 }
 
 std::string Policy::Annotation(const std::string& name) const {
-  return Concat(signal ? config::kSignalsPrefix : config::kBuffersPrefix, name);
+  return Concat(signal ? annotations::kSignalsPrefix : annotations::kBuffersPrefix, name);
 }
 
 bool Policy::MayAttach(const std::string& container) const {

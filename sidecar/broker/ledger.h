@@ -87,8 +87,8 @@ struct Policy {
   uint32_t gpu = 0;           // If declared: the number of the GPU on which it is made.
   protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
 
-  static Policy FromSpec(const config::BufferSpec& spec);
-  static Policy FromSpec(const config::SignalSpec& spec);
+  static Policy FromSpec(const annotations::BufferSpec& spec);
+  static Policy FromSpec(const annotations::SignalSpec& spec);
   // The annotation that declares it. Only for what is declared.
   std::string Annotation(const std::string& name) const;
   bool MayAttach(const std::string& container) const;
@@ -176,9 +176,9 @@ class Ledger {
   // `flags` name the GPU. A declared name that was dropped is only made again on its own.
   Result<Ticket> BeginCreate(const Client& client, const std::string& name, uint64_t size_bytes,
                              const Policy& policy, uint32_t flags);
-  Result<Ticket> BeginDeclared(const config::BufferSpec& spec);
+  Result<Ticket> BeginDeclared(const annotations::BufferSpec& spec);
   // A page that nobody has attached; Commit shows it.
-  Result<Ticket> BeginDeclared(const config::SignalSpec& spec, uint64_t page_bytes);
+  Result<Ticket> BeginDeclared(const annotations::SignalSpec& spec, uint64_t page_bytes);
   // On the GPU of the present generation.
   Result<Ticket> BeginReplace(const Client& client, const std::string& name, uint64_t size_bytes,
                               uint32_t flags);
@@ -346,7 +346,7 @@ class Ledger {
   // TakeFreed(). Later numbers are above all kept ones. A load that was in progress becomes FAILED,
   // except for buffers that load from a file: these are LOADING, and the caller starts the load
   // again.
-  Restored Restore(Kept kept, const config::PodSpec& declared);
+  Restored Restore(Kept kept, const annotations::PodSpec& declared);
   // nullopt if there is no such buffer or none of its generations is published.
   std::optional<BufferState> StateOf(const std::string& name) const;
 
@@ -440,9 +440,9 @@ class Ledger {
                                 const std::set<std::string>& names) const;
   void RestoreGenerations(Kept* kept, Restored* restored);
   void RestoreLeases(const Kept& kept, Restored* restored);
-  void RestoreBuffer(const protocol::LinkBuffer& stated, const config::PodSpec& declared,
+  void RestoreBuffer(const protocol::LinkBuffer& stated, const annotations::PodSpec& declared,
                      Restored* restored);
-  void RestoreContent(const protocol::LinkBuffer& stated, const config::BufferSpec* spec,
+  void RestoreContent(const protocol::LinkBuffer& stated, const annotations::BufferSpec* spec,
                       const std::string& name, Buffer* buffer);
   bool IsPublishable(uint64_t generation, const std::string& name) const;
 

@@ -41,7 +41,7 @@ class LedgerContentTest : public ::testing::Test {
   // As others see it.
   uint64_t Content() const { return registry::ContentBytes(ledger_.Records().front()); }
 
-  void Declare(config::BufferSpec spec = {}) {
+  void Declare(annotations::BufferSpec spec = {}) {
     if (spec.name.empty()) {
       spec.name = "d";
       spec.size_bytes = kSize;
@@ -143,7 +143,7 @@ TEST_F(LedgerContentTest, ALoadThatIsGivenUpFailsWithTheReasonOfItsLoader) {
             "failed, ENDED: the process that loaded it detached before the load was complete");
   EXPECT_EQ(give_up(false, true),
             "failed, PEER_DIED: the process that loaded it died before the load was complete");
-  const Client loader{.id = 7, .container = config::LoaderOf("d")};
+  const Client loader{.id = 7, .container = annotations::LoaderOf("d")};
   ASSERT_TRUE(ledger_.SetContent(loader, AttachToWrite(loader, "d"), 3, false));
   ledger_.EndClient(loader.id);
   EXPECT_EQ(Shown("d"),
@@ -168,13 +168,13 @@ TEST_F(LedgerContentTest, AReasonIsInTheErrorsOfThoseWhoWantTheContent) {
 }
 
 TEST_F(LedgerContentTest, OnlyWhoMayWriteOrLoadItStatesAReason) {
-  config::BufferSpec spec;
+  annotations::BufferSpec spec;
   spec.name = "listed";
   spec.size_bytes = kSize;
   spec.file = "models/d.bin";
   spec.writers = {"app"};
   Declare(spec);
-  const Client fetch{.id = 7, .container = config::LoaderOf("listed")};
+  const Client fetch{.id = 7, .container = annotations::LoaderOf("listed")};
   EXPECT_EQ(ledger_.StateReason(kOther, "listed", kMissing, false).error().code(), Code::kDenied);
   EXPECT_EQ(ledger_.StateReason(kOther, "none", kMissing, false).error().code(), Code::kNotFound);
   EXPECT_EQ(Shown("listed"), "loading");

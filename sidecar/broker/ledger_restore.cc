@@ -13,9 +13,10 @@ std::string TextOf(const protocol::NameField& field) {
 }
 
 // nullopt if the pod does not declare it.
-std::optional<Policy> DeclaredPolicy(const config::PodSpec& declared, const std::string& name) {
-  if (const config::BufferSpec* spec = declared.Find(name)) return Policy::FromSpec(*spec);
-  const auto signal = std::ranges::find(declared.signals, name, &config::SignalSpec::name);
+std::optional<Policy> DeclaredPolicy(const annotations::PodSpec& declared,
+                                     const std::string& name) {
+  if (const annotations::BufferSpec* spec = declared.Find(name)) return Policy::FromSpec(*spec);
+  const auto signal = std::ranges::find(declared.signals, name, &annotations::SignalSpec::name);
   if (signal != declared.signals.end()) return Policy::FromSpec(*signal);
   return std::nullopt;
 }
@@ -35,7 +36,7 @@ constexpr char kLoadWasCut[] =
 
 }  // namespace
 
-Ledger::Restored Ledger::Restore(Kept kept, const config::PodSpec& declared) {
+Ledger::Restored Ledger::Restore(Kept kept, const annotations::PodSpec& declared) {
   Restored restored;
   RestoreGenerations(&kept, &restored);
   RestoreLeases(kept, &restored);
@@ -232,7 +233,7 @@ bool Ledger::IsPublishable(uint64_t generation, const std::string& name) const {
   });
 }
 
-void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::PodSpec& pod,
+void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const annotations::PodSpec& pod,
                            Restored* restored) {
   const std::string name = TextOf(stated.name);
   const std::optional<Policy> declared = DeclaredPolicy(pod, name);
@@ -272,7 +273,7 @@ void Ledger::RestoreBuffer(const protocol::LinkBuffer& stated, const config::Pod
   Show(name);
 }
 
-void Ledger::RestoreContent(const protocol::LinkBuffer& stated, const config::BufferSpec* spec,
+void Ledger::RestoreContent(const protocol::LinkBuffer& stated, const annotations::BufferSpec* spec,
                             const std::string& name, Buffer* buffer) {
   buffer->state = static_cast<BufferState>(stated.state);
   buffer->loaded_bytes =

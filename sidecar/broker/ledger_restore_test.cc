@@ -37,11 +37,11 @@ class LedgerRestoreTest : public ::testing::Test {
     ledger_.emplace(kLimits, std::vector{LedgerGpu{kGpu}}, 1000);
     ledger_->KeepJournal();
   }
-  config::BufferSpec& Spec(const std::string& name) {
+  annotations::BufferSpec& Spec(const std::string& name) {
     auto& specs = pod_.buffers;  // Ordered.
     const auto at =
-        specs.insert(std::ranges::lower_bound(specs, name, {}, &config::BufferSpec::name),
-                     config::BufferSpec{.name = name, .size_bytes = kPage});
+        specs.insert(std::ranges::lower_bound(specs, name, {}, &annotations::BufferSpec::name),
+                     annotations::BufferSpec{.name = name, .size_bytes = kPage});
     return *at;
   }
   void MakeDeclared() {
@@ -94,7 +94,7 @@ class LedgerRestoreTest : public ::testing::Test {
   }
   static UniqueFd Null() { return UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC)); }
 
-  config::PodSpec pod_;
+  annotations::PodSpec pod_;
   testing::KeeperModel keeper_;
   std::optional<Ledger> ledger_;
 };
@@ -263,8 +263,8 @@ TEST_F(LedgerRestoreTest, ANameThatIsDeclaredAsSomethingElseIsMadeAnew) {
 
 TEST_F(LedgerRestoreTest, WhoDiedMeanwhileIsMarkedAsDeclared) {
   Spec("marked");
-  Spec("kept").on_writer_exit = config::OnWriterExit::kKeep;
-  Spec("dropped").on_writer_exit = config::OnWriterExit::kDrop;
+  Spec("kept").on_writer_exit = annotations::OnWriterExit::kKeep;
+  Spec("dropped").on_writer_exit = annotations::OnWriterExit::kDrop;
   MakeDeclared();
   for (const char* name : {"marked", "kept", "dropped"}) Attach(kApp, name, Access::kReadWrite);
   Create(kApp, "unpublished", kFlagAttach | kFlagUnpublished);
@@ -304,7 +304,7 @@ TEST_F(LedgerRestoreTest, ALoadFromAFileIsAwaitedAgainUnlessItWasDone) {
   Spec("awaited").loads = true;
   MakeDeclared();
   for (const std::string name : {"done", "cut"}) {
-    const Client loader{3, config::LoaderOf(name)};
+    const Client loader{3, annotations::LoaderOf(name)};
     keeper_.AddClient(loader.id, loader.container);
     const Grant grant = Attach(loader, name, Access::kReadWrite);
     ASSERT_TRUE(ledger_->SetContent(loader, grant.lease_id, 100, name == "done"));

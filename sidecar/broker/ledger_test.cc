@@ -32,14 +32,14 @@ class LedgerTest : public ::testing::Test {
     policy.creator = by.container;
     return policy;
   }
-  static config::BufferSpec Spec(const std::string& name, uint64_t size_bytes = kPage) {
-    config::BufferSpec spec;
+  static annotations::BufferSpec Spec(const std::string& name, uint64_t size_bytes = kPage) {
+    annotations::BufferSpec spec;
     spec.name = name;
     spec.size_bytes = size_bytes;
     return spec;
   }
 
-  void Declare(const config::BufferSpec& spec) {
+  void Declare(const annotations::BufferSpec& spec) {
     const auto ticket = ledger_.BeginDeclared(spec);
     ASSERT_TRUE(ticket) << ticket.error().ToString();
     ASSERT_TRUE(ledger_.Commit(*ticket, Memory(), true, kNow));
@@ -92,7 +92,7 @@ TEST_F(LedgerTest, ADeclaredBufferIsOpenToEveryContainerUnlessListed) {
   EXPECT_EQ(AttachCode(kApp, "open"), kOk);
   EXPECT_EQ(AttachCode(kOther, "open", Access::kReadWrite), kOk);
 
-  config::BufferSpec listed = Spec("listed");
+  annotations::BufferSpec listed = Spec("listed");
   listed.containers = {"app"};
   Declare(listed);
   EXPECT_EQ(AttachCode(kApp, "listed", Access::kReadWrite), kOk);
@@ -100,7 +100,7 @@ TEST_F(LedgerTest, ADeclaredBufferIsOpenToEveryContainerUnlessListed) {
 }
 
 TEST_F(LedgerTest, OnlyNamedWritersWrite) {
-  config::BufferSpec spec = Spec("weights");
+  annotations::BufferSpec spec = Spec("weights");
   spec.writers = {"app"};
   Declare(spec);
   EXPECT_EQ(AttachCode(kApp, "weights", Access::kReadWrite), kOk);
@@ -123,8 +123,8 @@ TEST_F(LedgerTest, AMadeBufferIsWrittenByItsCreatorsContainerUnlessOpened) {
 }
 
 TEST_F(LedgerTest, NobodyWritesAReadOnlyBuffer) {
-  config::BufferSpec spec = Spec("weights");
-  spec.access = config::Access::kReadOnly;
+  annotations::BufferSpec spec = Spec("weights");
+  spec.access = annotations::Access::kReadOnly;
   Declare(spec);
   const auto denied = Attach(kApp, "weights", Access::kReadWrite);
   ASSERT_EQ(CodeOf(denied), As(Code::kDenied));
@@ -135,15 +135,15 @@ TEST_F(LedgerTest, NobodyWritesAReadOnlyBuffer) {
 // Goal: the loader of a file writes what has no content yet, whatever the lists say. Nobody else
 // does, and it may do nothing else.
 TEST_F(LedgerTest, TheLoaderOfAFileWritesWhatHasNoContentYet) {
-  config::BufferSpec read_only = Spec("weights");
+  annotations::BufferSpec read_only = Spec("weights");
   read_only.file = "models/w";
   read_only.containers = {"app"};
-  read_only.access = config::Access::kReadOnly;
-  config::BufferSpec listed = Spec("listed");
+  read_only.access = annotations::Access::kReadOnly;
+  annotations::BufferSpec listed = Spec("listed");
   listed.file = "models/l";
   listed.writers = {"app"};
-  listed.on_writer_exit = config::OnWriterExit::kDrop;
-  config::BufferSpec awaited = Spec("awaited");
+  listed.on_writer_exit = annotations::OnWriterExit::kDrop;
+  annotations::BufferSpec awaited = Spec("awaited");
   awaited.loads = true;
   awaited.containers = {"app"};
   for (const auto& spec : {read_only, listed, awaited}) Declare(spec);
@@ -179,9 +179,9 @@ TEST_F(LedgerTest, TheLoaderOfAFileWritesWhatHasNoContentYet) {
 TEST_F(LedgerTest, WithOneSocketEverybodyMayBeTheLoader) {
   Ledger ledger({.pool_bytes = 8 * kPage, .granularity = kPage, .one_socket = true},
                 {LedgerGpu{kGpu}}, 1000);
-  config::BufferSpec spec = Spec("weights");
+  annotations::BufferSpec spec = Spec("weights");
   spec.file = "/models/w";
-  spec.access = config::Access::kReadOnly;
+  spec.access = annotations::Access::kReadOnly;
   const auto ticket = ledger.BeginDeclared(spec);
   ASSERT_TRUE(ticket) << ticket.error().ToString();
   ASSERT_TRUE(ledger.Commit(*ticket, Memory(), true, kNow));
@@ -192,8 +192,8 @@ TEST_F(LedgerTest, WithOneSocketEverybodyMayBeTheLoader) {
 }
 
 TEST_F(LedgerTest, OneWriterIsOne) {
-  config::BufferSpec spec = Spec("ring");
-  spec.access = config::Access::kOneWriter;
+  annotations::BufferSpec spec = Spec("ring");
+  spec.access = annotations::Access::kOneWriter;
   Declare(spec);
   const auto first = Attach(kApp, "ring", Access::kReadWrite);
   ASSERT_TRUE(first);
@@ -207,8 +207,8 @@ TEST_F(LedgerTest, OneWriterIsOne) {
 // Regression: between the begin and the commit of a replacement that attaches, another writer was
 // accepted, and there were two.
 TEST_F(LedgerTest, AReplacementUnderWayIsTheOneWriter) {
-  config::BufferSpec spec = Spec("ring");
-  spec.access = config::Access::kOneWriter;
+  annotations::BufferSpec spec = Spec("ring");
+  spec.access = annotations::Access::kOneWriter;
   Declare(spec);
   const auto ticket = ledger_.BeginReplace(kApp, "ring", 0, kFlagAttach);
   ASSERT_TRUE(ticket);
@@ -267,9 +267,9 @@ class LedgerGpusTest : public LedgerTest {
 };
 
 TEST_F(LedgerGpusTest, ADeclaredBufferIsOnItsGpuAndComesBackThereOnly) {
-  config::BufferSpec spec = Spec("kv");
+  annotations::BufferSpec spec = Spec("kv");
   spec.gpu = 1;
-  spec.on_writer_exit = config::OnWriterExit::kDrop;
+  spec.on_writer_exit = annotations::OnWriterExit::kDrop;
   Declare(spec);
   EXPECT_EQ(ledger_.used_bytes(0), 0U);
   EXPECT_EQ(ledger_.used_bytes(1), kPage);
@@ -551,8 +551,8 @@ TEST_F(LedgerTest, ACuIpcOfferEndsWithItsClient) {
 // Regression: once its writer's death had dropped a declared name, every container could make it
 // again and so escape the access list.
 TEST_F(LedgerTest, ADroppedNameKeepsItsRules) {
-  config::BufferSpec spec = Spec("a");
-  spec.on_writer_exit = config::OnWriterExit::kDrop;
+  annotations::BufferSpec spec = Spec("a");
+  spec.on_writer_exit = annotations::OnWriterExit::kDrop;
   spec.writers = {kApp.container};
   Declare(spec);
   ASSERT_TRUE(Attach(kApp, "a", Access::kReadWrite));

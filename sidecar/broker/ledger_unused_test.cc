@@ -180,7 +180,7 @@ TEST_F(LedgerUnusedTest, NothingStaysAfterABrokerWasKilled) {
     for (const Client& client : {kWriter, kReader}) keeper.AddClient(client.id, client.container);
     for (size_t i = 0; i < said; ++i) keeper.Apply(all[i]);
     Start();
-    ledger_->Restore(keeper.Dump(), config::PodSpec());
+    ledger_->Restore(keeper.Dump(), annotations::PodSpec());
     for (const Client& client : {kWriter, kReader}) ledger_->EndClient(client.id);
     ExpectNothing();
   }

@@ -414,7 +414,7 @@ Result<void> Link::Welcomed() {
   if (!same_gpus || next_welcome_.allocation != welcome_.allocation) {
     const auto named = [](const std::vector<Greeting::Gpu>& gpus, const protocol::LinkWelcome& by) {
       return Concat(GpusOf(gpus), ", allocation ",
-                    config::Quote(protocol::FromNameField(by.allocation)));
+                    yaml::Quote(protocol::FromNameField(by.allocation)));
     };
     return Fail(Code::kIncompatible,
                 Concat("the plugin names a different GPU or allocation than before: ",

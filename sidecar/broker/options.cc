@@ -54,51 +54,51 @@ Result<std::string> ReadFile(const std::string& path) {
                 "name a file that exists, for example --config /etc/gpushm/broker.yaml");
   }
   std::string text;
-  text.resize(config::kConfigBytes + 1);
+  text.resize(yaml::kConfigBytes + 1);
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (in.bad()) {  // Docker makes a folder where a mounted file is missing.
     return FailSystem(errno != 0 ? errno : EIO, Concat("--config ", path),
                       "name a file; if a container mounts it, check that it exists on the host");
   }
   text.resize(static_cast<size_t>(in.gcount()));
-  if (text.size() > config::kConfigBytes) {
+  if (text.size() > yaml::kConfigBytes) {
     return Fail(Code::kExhausted,
-                Concat("--config ", path, " has more than ", config::kConfigBytes, " bytes"));
+                Concat("--config ", path, " has more than ", yaml::kConfigBytes, " bytes"));
   }
   return text;
 }
 
-Result<config::BrokerConfig> ReadBase(const Flags& flags) {
-  config::BrokerConfig base;
+Result<BrokerConfig> ReadBase(const Flags& flags) {
+  BrokerConfig base;
   if (!flags.file.empty()) {
     const Result<std::string> text = ReadFile(flags.file);
     if (!text) return std::unexpected(text.error());
-    Result<config::BrokerConfig> parsed = config::ParseBrokerConfig(*text, flags.file);
+    Result<BrokerConfig> parsed = ParseBrokerConfig(*text, flags.file);
     if (!parsed) return parsed;
     base = std::move(*parsed);
   }
-  const char* const buffers = std::getenv(std::string(config::kBuffersVariable).c_str());
+  const char* const buffers = std::getenv(std::string(annotations::kBuffersVariable).c_str());
   if (buffers != nullptr && *buffers != '\0') {  // Empty counts as unset, as for GPUSHM_DRIVER.
-    config::ParseOptions parse;
+    annotations::ParseOptions parse;
     parse.containers = base.containers;
     if (!flags.containers.empty()) parse.containers = flags.containers;
-    Result<config::PodSpec> pod = config::ParseBuffersEnvironment(buffers, parse);
-    if (!pod) return std::unexpected(pod.error().WithContext(config::kBuffersVariable));
+    Result<annotations::PodSpec> pod = annotations::ParseBuffersEnvironment(buffers, parse);
+    if (!pod) return std::unexpected(pod.error().WithContext(annotations::kBuffersVariable));
     base.pod = std::move(*pod);
     if (!base.pool_given) {
-      base.pool_bytes = config::PoolBytes(base.pod, config::FullestGpu(base.pod));
+      base.pool_bytes = annotations::PoolBytes(base.pod, annotations::FullestGpu(base.pod));
     }
   }
   return base;
 }
 
-Result<void> ApplyFlags(const Flags& flags, config::BrokerConfig* config) {
+Result<void> ApplyFlags(const Flags& flags, BrokerConfig* config) {
   if (!flags.folder.empty()) config->folder = flags.folder;
   if (!flags.containers.empty()) config->containers = flags.containers;
   if (!flags.pod_uid.empty()) config->pod_uid = flags.pod_uid;
   config->host_ipc = config->host_ipc || flags.host_ipc || config->pod.host_ipc;
   if (!flags.pool.empty()) {
-    const auto bytes = config::ParseBytes(flags.pool);
+    const auto bytes = yaml::ParseBytes(flags.pool);
     if (!bytes) {
       return Fail(Code::kInvalidArgument, Concat("--pool \"", flags.pool, "\": ", bytes.error()),
                   "write it as --pool 8Gi");
@@ -109,7 +109,7 @@ Result<void> ApplyFlags(const Flags& flags, config::BrokerConfig* config) {
   if (!flags.link.empty()) config->link = flags.link;
   if (!flags.gpus.empty()) config->gpus.clear();
   for (const std::string& gpu : flags.gpus) {
-    const auto choice = config::ParseGpu(gpu);
+    const auto choice = yaml::ParseGpu(gpu);
     if (!choice) {
       return Fail(Code::kInvalidArgument, Concat("--gpu: ", choice.error()),
                   "write an index or a UUID: --gpu 0, --gpu GPU-1b2c...");
@@ -204,12 +204,12 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
     return Fail(Code::kInvalidArgument, error.what(),
                 "run gpushm-broker --help for a list of the flags");
   }
-  Result<config::BrokerConfig> config = ReadBase(flags);
+  Result<BrokerConfig> config = ReadBase(flags);
   if (!config) return std::unexpected(config.error());
   if (auto applied = ApplyFlags(flags, &*config); !applied) {
     return std::unexpected(applied.error());
   }
-  if (auto as_many = config::CheckGpus(*config); !as_many) {
+  if (auto as_many = CheckGpus(*config); !as_many) {
     return std::unexpected(as_many.error());
   }
   BrokerOptions options;

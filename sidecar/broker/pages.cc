@@ -19,7 +19,7 @@ namespace {
 
 struct MappedPage {
   Mapping mapping;
-  signal::Page page;
+  sync::Page page;
 };
 
 // The broker keeps no page mapped, because it rarely ends a participant.
@@ -35,7 +35,7 @@ Result<Mapping> Map(int descriptor) {
 Result<MappedPage> MapPage(int descriptor) {
   Result<Mapping> mapping = Map(descriptor);
   if (!mapping) return std::unexpected(mapping.error());
-  Result<signal::Page> page = signal::Page::Look(mapping->address(), mapping->bytes());
+  Result<sync::Page> page = sync::Page::Look(mapping->address(), mapping->bytes());
   if (!page) return std::unexpected(page.error());
   return MappedPage{std::move(*mapping), *page};
 }
@@ -56,8 +56,8 @@ Result<Memory> MakeSignalMemory(uint64_t bytes) {
   if (!memory) return memory;
   const Result<Mapping> mapping = Map(memory->descriptor.get());
   if (!mapping) return std::unexpected(mapping.error());
-  signal::Page::Make(mapping->address(), mapping->bytes(), signal::Kind::kSignal, /*cells=*/1,
-                     /*body_bytes=*/0, {});
+  sync::Page::Make(mapping->address(), mapping->bytes(), sync::Kind::kSignal, /*cells=*/1,
+                   /*body_bytes=*/0, {});
   return memory;
 }
 
@@ -66,9 +66,9 @@ Result<Memory> MakeSignalMemory(uint64_t bytes) {
 // The page is complete and shown, but has no owner: a waiter can open it at once, and a writer
 // claims it.
 Result<void> Broker::MakeDeclaredSignals(const std::set<std::string>& settled) {
-  for (const config::SignalSpec& spec : options_.config.pod.signals) {
+  for (const annotations::SignalSpec& spec : options_.config.pod.signals) {
     if (settled.contains(spec.name)) continue;
-    const auto ticket = ledger_->BeginDeclared(spec, signal::BytesFor(/*cells=*/1, 0));
+    const auto ticket = ledger_->BeginDeclared(spec, sync::BytesFor(/*cells=*/1, 0));
     if (!ticket) return std::unexpected(ticket.error());
     Result<Memory> memory = MakeSignalMemory(ticket->mapped_bytes);
     if (!memory) {
@@ -146,8 +146,8 @@ void Broker::EndParticipants() {
       LogError("page-not-mapped", {{"reason", mapped.error().ToString()}});
       continue;
     }
-    signal::EndCellsOf(mapped->page, ended.lease_id,
-                       ended.died ? signal::CellState::kDied : signal::CellState::kLeft);
+    sync::EndCellsOf(mapped->page, ended.lease_id,
+                     ended.died ? sync::CellState::kDied : sync::CellState::kLeft);
     if (ended.alarm >= 0) RingAlarm(ended.alarm);
   }
 }
@@ -158,7 +158,7 @@ void Broker::EndForgottenParticipants() {
   for (const Ledger::PageLeases& kept : ledger_->Pages()) {
     const auto mapped = MapPage(kept.page);
     if (!mapped) continue;  // Its maker was killed before it wrote the page's header.
-    signal::EndCellsOfOthers(mapped->page, kept.leases);
+    sync::EndCellsOfOthers(mapped->page, kept.leases);
     // The earlier broker's alarm. Those who waited for it will come here.
     mapped->page.alarm().store(0);
   }

@@ -42,15 +42,15 @@ Result<protocol::AttachReply> Make(RawClient* client, const std::string& name, u
 }
 
 // Of the page in the last reply.
-Result<signal::Reading> FirstCell(RawClient* client) {
+Result<sync::Reading> FirstCell(RawClient* client) {
   const auto mapping =
       MapSealed(client->descriptors().at(0), "page", 4096, 4096, Writers::kAll, /*read_only=*/true);
   if (!mapping) return std::unexpected(mapping.error());
-  const auto page = signal::Page::Look(mapping->address(), mapping->bytes());
+  const auto page = sync::Page::Look(mapping->address(), mapping->bytes());
   if (!page) return std::unexpected(page.error());
-  EXPECT_EQ(page->kind(), signal::Kind::kSignal);
+  EXPECT_EQ(page->kind(), sync::Kind::kSignal);
   EXPECT_EQ(page->cells(), 1U);
-  return signal::Read(page->cell(0));
+  return sync::Read(page->cell(0));
 }
 
 Result<protocol::EmptyReply> Publish(RawClient* client, uint64_t lease) {
@@ -169,15 +169,14 @@ class Listener {
 class AlarmsTest : public PagesTest {
  protected:
   AlarmsTest() {
-    const auto made = Make(&client_, "ring", signal::BytesFor(4, 0), protocol::kFlagWritersAll);
+    const auto made = Make(&client_, "ring", sync::BytesFor(4, 0), protocol::kFlagWritersAll);
     EXPECT_TRUE(made) << made.error().ToString();
     lease_ = made->lease_id;
     auto mapping =
         MapSealed(client_.descriptors()[0], "page", 4096, limits::kPageBytes, Writers::kAll);
     EXPECT_TRUE(mapping);
     mapping_ = std::move(*mapping);
-    page_ =
-        signal::Page::Make(mapping_.address(), mapping_.bytes(), signal::Kind::kBarrier, 4, 0, {});
+    page_ = sync::Page::Make(mapping_.address(), mapping_.bytes(), sync::Kind::kBarrier, 4, 0, {});
     EXPECT_TRUE(Publish(&client_, lease_));
     EXPECT_TRUE(other_.Hello());
     const auto attached = other_.Attach("ring", 1);
@@ -189,7 +188,7 @@ class AlarmsTest : public PagesTest {
   uint64_t lease_ = 0;
   uint64_t listener_lease_ = 0;
   Mapping mapping_;
-  std::optional<signal::Page> page_;
+  std::optional<sync::Page> page_;
   RawClient other_{broker_.Socket("app")};
 };
 
@@ -225,12 +224,12 @@ TEST_F(AlarmsTest, AListenerCannotHoldUpWhoRings) {
 // A process that ends ends its own cells, and whoever waits for them.
 TEST_F(AlarmsTest, TheEndOfAParticipantRings) {
   const std::string socket = broker_.Socket("app");
-  ASSERT_TRUE(signal::Claim(page_->cell(1), lease_, false));
+  ASSERT_TRUE(sync::Claim(page_->cell(1), lease_, false));
   ClientProcess writer([&] {
     RawClient client(socket);
     if (!client.Hello()) return 1;
     const auto attached = client.Attach("ring", 2);
-    if (!attached || !signal::Claim(page_->cell(0), attached->lease_id, false)) return 2;
+    if (!attached || !sync::Claim(page_->cell(0), attached->lease_id, false)) return 2;
     page_->cell(0).value.store(6, std::memory_order_release);
     return 0;
   });
@@ -239,11 +238,11 @@ TEST_F(AlarmsTest, TheEndOfAParticipantRings) {
   const Listener listener(&other_);
   writer.Kill();
   EXPECT_TRUE(listener.Rings(kLongMs));
-  EXPECT_EQ(signal::Read(page_->cell(0)).state, signal::CellState::kDied);
-  EXPECT_EQ(signal::Read(page_->cell(0)).value, 6U);
-  EXPECT_EQ(signal::Read(page_->cell(1)).state, signal::CellState::kLive);
+  EXPECT_EQ(sync::Read(page_->cell(0)).state, sync::CellState::kDied);
+  EXPECT_EQ(sync::Read(page_->cell(0)).value, 6U);
+  EXPECT_EQ(sync::Read(page_->cell(1)).state, sync::CellState::kLive);
   ASSERT_TRUE(client_.Detach(lease_));
-  EXPECT_EQ(signal::Read(page_->cell(1)).state, signal::CellState::kLeft);
+  EXPECT_EQ(sync::Read(page_->cell(1)).state, sync::CellState::kLeft);
 }
 
 TEST_F(AlarmsTest, TheNumberStaysWhileThePageDoes) {
@@ -263,7 +262,7 @@ TEST_F(AlarmsTest, APageOfRubbishLeavesNoAlarmBehind) {
     ASSERT_TRUE(made) << made.error().ToString();
     const auto mapping = MapSealed(client_.descriptors()[0], "page", 4096, 4096, Writers::kAll);
     ASSERT_TRUE(mapping);
-    signal::Page::Make(mapping->address(), 4096, signal::Kind::kSignal, 1, 0, {});
+    sync::Page::Make(mapping->address(), 4096, sync::Kind::kSignal, 1, 0, {});
     ASSERT_TRUE(GetAlarm(&client_, made->lease_id));
     std::memset(mapping->address(), 0xff, 4096);
     ASSERT_TRUE(client_.Detach(made->lease_id));
@@ -328,7 +327,7 @@ TEST_F(DeclaredSignalsTest, AreThereFromTheStartAndOfNobody) {
     EXPECT_EQ(attached->transport, static_cast<uint32_t>(protocol::Transport::kHost));
     const auto reading = FirstCell(&other_);
     ASSERT_TRUE(reading) << reading.error().ToString();
-    EXPECT_EQ(reading->state, signal::CellState::kFree);
+    EXPECT_EQ(reading->state, sync::CellState::kFree);
     EXPECT_EQ(reading->value, 0U);
   }
   EXPECT_EQ(app_.Info()->used_bytes, 0U) << "none of it is GPU memory";
@@ -375,7 +374,7 @@ TEST_F(DeclaredSignalsTest, AWriterThatNeverClaimsLeavesItFree) {
   ASSERT_TRUE(testing::Eventually([&] { return other_.Attach("stop", 2).has_value(); }));
   const auto reading = FirstCell(&other_);
   ASSERT_TRUE(reading) << reading.error().ToString();
-  EXPECT_EQ(reading->state, signal::CellState::kFree);
+  EXPECT_EQ(reading->state, sync::CellState::kFree);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ std::vector<uint64_t> MentionedClients(const Statement& statement) {
 // ---- being a successor
 
 Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
-  config::BrokerConfig& config = options_.config;
+  BrokerConfig& config = options_.config;
   const std::string& folder = options_.link_folder;
   if (folder.empty()) return {};
   // The folder is mounted before this process starts, or never.
@@ -56,7 +56,7 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
   const protocol::LinkWelcome& welcome = greeting->welcome;
   serves_others_ = static_cast<bool>(greeting->others.socket);
   if (auto taken = TakeGpus(*greeting); !taken) return taken;
-  const uint64_t needed = config::PoolBytes(config.pod, config::FullestGpu(config.pod));
+  const uint64_t needed = annotations::PoolBytes(config.pod, annotations::FullestGpu(config.pod));
   const uint64_t wanted = config.pool_given ? config.pool_bytes : needed;
   if (wanted > welcome.pool_bytes) {
     const bool several = config.gpus.size() > 1;
@@ -74,21 +74,21 @@ Result<void> Broker::MeetPlugin(Link::Greeting* greeting) {
   }
   // What the pod reserved for its containers, for loading and for MPS is not the pool's, so no
   // buffer takes it. What rounding up to whole units left over is.
-  const uint64_t reserved = config::GpuBytes(config.pod) - needed;
+  const uint64_t reserved = annotations::GpuBytes(config.pod) - needed;
   config.pool_bytes = std::max(wanted, welcome.pool_bytes - std::min(reserved, welcome.pool_bytes));
   return {};
 }
 
 // The GPUs that the plugin names are the pod's.
 Result<void> Broker::TakeGpus(const Link::Greeting& greeting) {
-  config::BrokerConfig& config = options_.config;
+  BrokerConfig& config = options_.config;
   if (greeting.gpus.size() < config.pod.gpus) {
     return Fail(Code::kIncompatible,
                 Concat("gpushm.io/gpus is ", config.pod.gpus, ", but the plugin gave this pod ",
                        greeting.gpus.size()),
                 Concat("let the sidecar request gpushm.io/attach: ", config.pod.gpus));
   }
-  std::vector<config::GpuChoice> given;
+  std::vector<yaml::GpuChoice> given;
   for (const Link::Greeting::Gpu& gpu : greeting.gpus) {
     given.push_back({.uuid = GpuUuid{gpu.uuid}.ToString(), .index = 0});
   }

@@ -27,10 +27,10 @@ Verdict Deny(std::string outcome, std::string message) {
   return verdict;
 }
 
-Verdict Deny(const std::vector<config::ConfigError>& errors) {
+Verdict Deny(const std::vector<yaml::ConfigError>& errors) {
   const bool annotations = std::ranges::any_of(
-      errors, [](const config::ConfigError& error) { return !error.annotation.empty(); });
-  const Status status = config::ToStatus(errors, kDocument);
+      errors, [](const yaml::ConfigError& error) { return !error.annotation.empty(); });
+  const Status status = yaml::ToStatus(errors, kDocument);
   return Deny(annotations ? "annotations" : "pod", Concat(status.what(), ". ", status.remedy()));
 }
 
@@ -197,7 +197,7 @@ void PutLoaders(const Plan& plan, const Settings& settings, Patch* patch) {
   }
   auto place = next.begin() + static_cast<ptrdiff_t>(index);
   for (const std::string& buffer : plan.loaded) {
-    const Container* const former = now->Find(config::LoaderOf(buffer));
+    const Container* const former = now->Find(annotations::LoaderOf(buffer));
     Json loader;
     if (former != nullptr && !plan.redo) {
       Patch kept(*former->json);
@@ -300,7 +300,7 @@ std::string BrokenMps(const PodView& pod, const Plan& plan) {
 
 std::string BrokenLoaders(const PodView& pod, const Plan& plan) {
   for (const std::string& buffer : plan.loaded) {
-    const std::string name = config::LoaderOf(buffer);
+    const std::string name = annotations::LoaderOf(buffer);
     const Container* const loader = pod.Find(name);
     if (loader == nullptr || loader->kind != Kind::kNativeSidecar) {
       return Concat("another webhook removed the container ", name,
@@ -319,7 +319,7 @@ std::string BrokenLoaders(const PodView& pod, const Plan& plan) {
   }
   for (const Container& container : pod.containers()) {
     const auto is_it = [&](const auto& buffer) {
-      return config::LoaderOf(buffer) == container.name;
+      return annotations::LoaderOf(buffer) == container.name;
     };
     if (IsLoader(container.name) && std::ranges::none_of(plan.loaded, is_it)) {
       return Concat("container ", container.name, " loads the file of no buffer");
@@ -362,7 +362,8 @@ std::string ChangedByOthers(const PodView& pod, const Plan& plan) {
 Admission::Admission(Settings settings, std::function<uint64_t()> random)
     : settings_(std::move(settings)), random_(std::move(random)) {}
 
-Verdict Admission::Mutate(const Json& pod, std::optional<config::Allocation> of_namespace) const {
+Verdict Admission::Mutate(const Json& pod,
+                          std::optional<annotations::Allocation> of_namespace) const {
   const Result<PodView> view = PodView::Of(pod);
   if (!view) return Deny("pod", view.error().what());
   if (!view->Concerns()) return Admit("not-ours");
@@ -382,7 +383,8 @@ Verdict Admission::Mutate(const Json& pod, std::optional<config::Allocation> of_
   PutSidecar(*view, **plan, settings_, random_, &patch);
   PutMps(**plan, settings_, &patch);
   PutLoaders(**plan, settings_, &patch);
-  patch.Set(Pointer("/metadata/annotations") / std::string(config::kStatusKey), (*plan)->Status());
+  patch.Set(Pointer("/metadata/annotations") / std::string(annotations::kStatusKey),
+            (*plan)->Status());
   Verdict verdict = Admit(patch.operations().empty() ? "unchanged" : "injected");
   verdict.patch = std::move(patch).operations();
   verdict.warnings = (*plan)->warnings;
@@ -390,7 +392,8 @@ Verdict Admission::Mutate(const Json& pod, std::optional<config::Allocation> of_
   return verdict;
 }
 
-Verdict Admission::Validate(const Json& pod, std::optional<config::Allocation> of_namespace) const {
+Verdict Admission::Validate(const Json& pod,
+                            std::optional<annotations::Allocation> of_namespace) const {
   const Result<PodView> view = PodView::Of(pod);
   if (!view) return Deny("pod", view.error().what());
   if (!view->Concerns()) return Admit("not-ours");
@@ -408,7 +411,7 @@ Verdict Admission::ValidateEphemeral(const Json& pod) const {
   const Container* const sidecar = view->Find(kSidecarName);
   if (sidecar == nullptr) return Admit("not-ours");
   // The annotations of a running pod may have changed. The sidecar's environment has not.
-  const Result<config::PodSpec> told = ReadBuffersVariable(*sidecar);
+  const Result<annotations::PodSpec> told = ReadBuffersVariable(*sidecar);
   if (!told && told.error().code() == Code::kNotFound &&
       sidecar->Resource("limits", kMemoryResource) == nullptr) {
     return Admit("not-ours");  // An unrelated container that has this name.

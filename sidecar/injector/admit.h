@@ -42,10 +42,10 @@ class Admission {
   // For a pod that is being created. `of_namespace`: how the pods of its namespace get their GPU
   // memory, if the namespace says it.
   Verdict Mutate(const Json& pod,
-                 std::optional<config::Allocation> of_namespace = std::nullopt) const;
+                 std::optional<annotations::Allocation> of_namespace = std::nullopt) const;
   // For the same pod after all webhooks have changed it.
   Verdict Validate(const Json& pod,
-                   std::optional<config::Allocation> of_namespace = std::nullopt) const;
+                   std::optional<annotations::Allocation> of_namespace = std::nullopt) const;
   // For a running pod that gets ephemeral containers.
   Verdict ValidateEphemeral(const Json& pod) const;
 

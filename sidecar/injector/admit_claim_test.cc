@@ -145,7 +145,7 @@ TEST(PodWithClaim, HasNoNodeAffinity) {
 }
 
 TEST(WhichFrontEnd, ThePodDecidesThenTheNamespaceThenTheOperator) {
-  using config::Allocation;
+  using annotations::Allocation;
   const auto uses_claim = [](const Settings& settings, const Json& pod,
                              std::optional<Allocation> of_namespace) {
     const Verdict verdict = TestAdmission(settings).Mutate(pod, of_namespace);

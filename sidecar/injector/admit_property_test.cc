@@ -229,15 +229,15 @@ uint64_t Number(const Json& resources, const char* resource) {
 
 void ExpectTheSameOfEachGpu(const Json& pod) {
   constexpr uint64_t kGiB = uint64_t{1} << 30;
-  config::Annotations annotations;
+  annotations::Annotations annotations;
   for (const auto& [key, value] : pod["metadata"]["annotations"].items()) {
     annotations[key] = value.get<std::string>();
   }
-  config::ParseOptions options{.containers = std::vector<std::string>()};
+  annotations::ParseOptions options{.containers = std::vector<std::string>()};
   for (const Json& container : pod["spec"]["containers"]) {
     options.containers->push_back(container["name"]);
   }
-  const auto spec = config::ParseAnnotations(annotations, options);
+  const auto spec = annotations::ParseAnnotations(annotations, options);
   ASSERT_TRUE(spec) << spec.error().ToString();
   const auto whole = [](uint64_t bytes) { return (bytes + (2 << 20) - 1) >> 21 << 21; };
   uint64_t fullest = 0;
@@ -245,7 +245,7 @@ void ExpectTheSameOfEachGpu(const Json& pod) {
   for (uint32_t gpu = 0; gpu < spec->gpus; ++gpu) {
     uint64_t bytes = 0;
     uint64_t files = 0;
-    for (const config::BufferSpec& buffer : spec->buffers) {
+    for (const annotations::BufferSpec& buffer : spec->buffers) {
       if (buffer.gpu != gpu) continue;
       bytes += whole(buffer.size_bytes);
       files += buffer.file.empty() ? 0 : 1;

@@ -27,7 +27,7 @@ Json ClaimTemplate::Object() const {
 
 ClaimTemplate TemplateFor(const Plan& plan) {
   const claims::ClaimWanted wanted = {
-      .memory = config::FormatBytes(plan.GpuBytes()),
+      .memory = yaml::FormatBytes(plan.GpuBytes()),
       .gpus = plan.spec.gpus,
       // The loaders and the MPS daemon have a context too.
       .containers = plan.done.containers.size() + plan.loaded.size() + (plan.mps ? 1 : 0),

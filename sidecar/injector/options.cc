@@ -25,7 +25,7 @@ void AddQuantity(CLI::App& app, const std::string& name, Parse parse, uint64_t* 
         if (!parsed) throw CLI::ValidationError(name, parsed.error());
         if (*parsed == 0) {
           throw CLI::ValidationError(
-              name, Concat(config::Quote(text), " is zero; must be greater than zero"));
+              name, Concat(yaml::Quote(text), " is zero; must be greater than zero"));
         }
         *value = *parsed;
       },
@@ -53,24 +53,24 @@ void Declare(CLI::App& app, Options* options) {
                  "Secret to add to the imagePullSecrets of pods; may be repeated");
   app.add_option("--toleration", settings.tolerations,
                  "Key of a taint that pods with a sidecar tolerate; may be repeated");
-  AddQuantity(app, "--sidecar-cpu", config::ParseMilliCpus, &settings.cpu_millis,
+  AddQuantity(app, "--sidecar-cpu", yaml::ParseMilliCpus, &settings.cpu_millis,
               "CPU that a sidecar requests (50m)");
-  AddQuantity(app, "--sidecar-cpu-limit", config::ParseMilliCpus, &settings.cpu_limit_millis,
+  AddQuantity(app, "--sidecar-cpu-limit", yaml::ParseMilliCpus, &settings.cpu_limit_millis,
               "CPU limit of a sidecar, and its request in pods of QoS class Guaranteed (500m)");
-  AddQuantity(app, "--sidecar-memory", config::ParseBytes, &settings.memory_bytes,
+  AddQuantity(app, "--sidecar-memory", yaml::ParseBytes, &settings.memory_bytes,
               "Host memory request and limit of a sidecar (64Mi)");
-  AddQuantity(app, "--loader-cpu", config::ParseMilliCpus, &settings.loader_cpu_millis,
+  AddQuantity(app, "--loader-cpu", yaml::ParseMilliCpus, &settings.loader_cpu_millis,
               "CPU that a container which loads a file requests (50m)");
-  AddQuantity(app, "--loader-cpu-limit", config::ParseMilliCpus, &settings.loader_cpu_limit_millis,
+  AddQuantity(app, "--loader-cpu-limit", yaml::ParseMilliCpus, &settings.loader_cpu_limit_millis,
               "CPU limit of such a container, and its request in pods of QoS class Guaranteed (2)");
-  AddQuantity(app, "--loader-memory", config::ParseBytes, &settings.loader_memory_bytes,
+  AddQuantity(app, "--loader-memory", yaml::ParseBytes, &settings.loader_memory_bytes,
               "Host memory that such a container requests (32Mi)");
-  AddQuantity(app, "--loader-memory-limit", config::ParseBytes, &settings.loader_memory_limit_bytes,
+  AddQuantity(app, "--loader-memory-limit", yaml::ParseBytes, &settings.loader_memory_limit_bytes,
               "Host memory limit of such a container, and its request in pods of QoS class "
               "Guaranteed (640Mi)");
-  AddQuantity(app, "--unit", config::ParseBytes, &settings.unit_bytes,
+  AddQuantity(app, "--unit", yaml::ParseBytes, &settings.unit_bytes,
               "GPU memory of one gpushm.io/memory; must match the plugin's (1Gi)");
-  AddQuantity(app, "--max-pod-memory", config::ParseBytes, &settings.max_pod_bytes,
+  AddQuantity(app, "--max-pod-memory", yaml::ParseBytes, &settings.max_pod_bytes,
               "GPU memory of the cluster's largest GPU minus the plugin's reserve; "
               "a pod that requests more is denied (no limit)");
   app.add_option("--gpu-count-label", settings.gpu_count_label,
@@ -92,8 +92,8 @@ void Declare(CLI::App& app, Options* options) {
   app.add_option_function<std::string>(
          "--allocation",
          [&settings](const std::string& word) {
-           settings.allocation =
-               word == "dra" ? config::Allocation::kDra : config::Allocation::kDevicePlugin;
+           settings.allocation = word == "dra" ? annotations::Allocation::kDra
+                                               : annotations::Allocation::kDevicePlugin;
          },
          "How pods get their GPU memory if neither they nor their namespace say it: device-plugin "
          "or dra (device-plugin)")
@@ -167,17 +167,17 @@ Result<std::optional<Options>> ParseOptions(int argc, char** argv, int* exit_cod
     return Fail(Code::kInvalidArgument, error.what(),
                 "run gpushm-injector --help for a list of the flags");
   }
-  if (options.settings.unit_bytes % config::kGranularityBytes != 0) {
+  if (options.settings.unit_bytes % annotations::kGranularityBytes != 0) {
     return Fail(Code::kInvalidArgument,
-                Concat("--unit ", config::FormatBytes(options.settings.unit_bytes),
+                Concat("--unit ", yaml::FormatBytes(options.settings.unit_bytes),
                        " is not a multiple of 2Mi"),
                 "use, for example, --unit 1Gi");
   }
   const uint64_t most = options.settings.max_pod_bytes;
   if (most != 0 && most < options.settings.unit_bytes) {
     return Fail(Code::kInvalidArgument,
-                Concat("--max-pod-memory ", config::FormatBytes(most), " is less than --unit ",
-                       config::FormatBytes(options.settings.unit_bytes)),
+                Concat("--max-pod-memory ", yaml::FormatBytes(most), " is less than --unit ",
+                       yaml::FormatBytes(options.settings.unit_bytes)),
                 "use, for example, --max-pod-memory 139Gi");
   }
   return std::optional(std::move(options));

@@ -22,8 +22,8 @@
 namespace gpushm::injector {
 namespace {
 
-using config::ConfigError;
-using config::ErrorList;
+using yaml::ConfigError;
+using yaml::ErrorList;
 
 constexpr char kEndsTooEarly[] =
     "is an init container that ends before the pod runs, so it cannot attach: the kubelet "
@@ -40,13 +40,13 @@ constexpr char kUserRole[] = "user";  // In gpushm.io/status of a pod without a 
 constexpr size_t kStatusBytes = 64 * 1024;
 constexpr ptrdiff_t kStatusBrackets = 8;
 
-std::string DigestOf(const config::Annotations& annotations) {
+std::string DigestOf(const annotations::Annotations& annotations) {
   uint64_t hash = kEmptyDigest;
   const auto add = [&hash](std::string_view text) {
     hash = AddToDigest(AddToDigest(hash, text), "\xFF");
   };
   for (const auto& [key, value] : annotations) {
-    if (!config::IsOurKey(key) || key == config::kStatusKey) continue;
+    if (!annotations::IsOurKey(key) || key == annotations::kStatusKey) continue;
     add(key);
     add(value);
   }
@@ -72,7 +72,7 @@ void CheckUser(const PodView& pod, const Plan& plan, ErrorList* errors) {
     if (plan.UsesOthers() && (container.name == kSidecarName || IsLoader(container.name))) {
       errors->Add(PodError(FieldOf(container),
                            "only the owner of a claim has this container, which gpushm adds",
-                           Concat("remove it, or ", config::kRoleKey, ": owner")));
+                           Concat("remove it, or ", annotations::kRoleKey, ": owner")));
     }
     if (!plan.spec.claim.empty() && container.name == protocol::kOtherPods) {
       errors->Add(PodError(FieldOf(container),
@@ -125,7 +125,7 @@ void CheckClaims(const PodView& pod, const std::optional<Done>& done, const Plan
       if (ours && attaches && std::ranges::count(allowed, entry) > 0) continue;
       errors->Add(PodError(Concat(FieldOf(container), ".resources.claims"),
                            "only gpushm may give the claim gpushm to a container",
-                           Concat("remove it; ", config::kPrivatePrefix, container.name,
+                           Concat("remove it; ", annotations::kPrivatePrefix, container.name,
                                   ": 1Gi makes a container attach")));
     }
   }
@@ -189,7 +189,7 @@ void CheckMounts(const PodView& pod, const Plan& plan, ErrorList* errors) {
             field, Concat(kPreloadFile, " is where gpushm.io/cuda-ipc mounts its own file"),
             "name the library in the container's LD_PRELOAD instead"));
       } else if (served && (mount.path == kSocketFolder || mount.path == kMpsFolder ||
-                            mount.path == config::kCudaIpcFolder)) {
+                            mount.path == annotations::kCudaIpcFolder)) {
         errors->Add(PodError(field, Concat(mount.path, " is reserved for gpushm's sockets"),
                              "mountPath: /run/my-gpushm"));
       }
@@ -227,7 +227,7 @@ void CheckResources(const PodView& pod, const Plan& plan, const Settings& settin
           errors->Add(PodError(
               field,
               "only gpushm may request this resource, for the containers that the annotations name",
-              Concat("remove it; ", config::kPrivatePrefix, container.name,
+              Concat("remove it; ", annotations::kPrivatePrefix, container.name,
                      ": 1Gi makes a container attach")));
         } else if (attaches && !settings.coexist && IsOtherGpu(key)) {
           errors->Add(PodError(
@@ -241,8 +241,8 @@ void CheckResources(const PodView& pod, const Plan& plan, const Settings& settin
 }
 
 // The annotation that declares the buffer. With `gpu: each` one declares a buffer of each GPU.
-std::string AnnotationOf(const PodView& pod, const config::BufferSpec& buffer) {
-  std::string key = Concat(config::kBuffersPrefix, buffer.name);
+std::string AnnotationOf(const PodView& pod, const annotations::BufferSpec& buffer) {
+  std::string key = Concat(annotations::kBuffersPrefix, buffer.name);
   return pod.annotations().contains(key) ? key : key.substr(0, key.rfind('-'));
 }
 
@@ -301,7 +301,7 @@ void CheckVolumes(const PodView& pod, const Plan& plan, const Settings& settings
                   ErrorList* errors) {
   const std::vector<std::string> volumes = pod.Volumes();
   std::set<std::string> reported;
-  for (const config::BufferSpec& buffer : plan.spec.buffers) {
+  for (const annotations::BufferSpec& buffer : plan.spec.buffers) {
     const std::string volume(buffer.FileVolume());
     if (volume.empty()) continue;
     const Json* const there = pod.Volume(volume);
@@ -313,16 +313,16 @@ void CheckVolumes(const PodView& pod, const Plan& plan, const Settings& settings
     if (!reported.insert(error.annotation).second) continue;
     error.field = "file";
     if (there != nullptr) {
-      error.reason = Concat("the volume ", config::Quote(volume), " ", bad.why);
+      error.reason = Concat("the volume ", yaml::Quote(volume), " ", bad.why);
       error.example = bad.example;
       errors->Add(std::move(error));
       continue;
     }
     const std::string_view nearest =
         errors->full() ? std::string_view() : Nearest(volume, std::span(volumes));
-    error.reason = Concat(
-        "the pod has no volume ", config::Quote(volume),
-        nearest.empty() ? std::string() : Concat("; the nearest is ", config::Quote(nearest)));
+    error.reason =
+        Concat("the pod has no volume ", yaml::Quote(volume),
+               nearest.empty() ? std::string() : Concat("; the nearest is ", yaml::Quote(nearest)));
     error.example = Concat("file: ", nearest.empty() ? "models" : nearest, "/", buffer.FilePath());
     errors->Add(std::move(error));
   }
@@ -337,7 +337,7 @@ void CheckRuntimeClass(const PodView& pod, const Settings& settings, ErrorList* 
   };
   if (!std::ranges::any_of(settings.denied_runtime_classes, matches)) return;
   errors->Add(PodError("spec.runtimeClassName",
-                       Concat(config::Quote(name),
+                       Concat(yaml::Quote(name),
                               " runs containers in a virtual machine or on a user-space kernel, "
                               "so a descriptor of a GPU buffer cannot be passed to them"),
                        "leave runtimeClassName out, or name one that uses the node's kernel, "
@@ -400,33 +400,33 @@ void CheckVariables(const PodView& pod, const Plan& plan, ErrorList* errors) {
 }
 
 void PlanMps(const PodView& pod, const Settings& settings, Plan* plan, ErrorList* errors) {
-  config::MpsSpec& mps = plan->spec.mps;
-  const bool runs_for_all = plan->spec.role == config::ClaimRole::kMps;
+  annotations::MpsSpec& mps = plan->spec.mps;
+  const bool runs_for_all = plan->spec.role == annotations::ClaimRole::kMps;
   // Only its author knows whether a claim has a daemon.
   const bool by_default = plan->SharesMps() ? runs_for_all : settings.mps;
   const bool wanted = mps.wanted.value_or(by_default);
   const auto needs = [&](std::string key) {
     errors->Add(PodError(Concat("metadata.annotations.", key),
                          "needs MPS, and the pod does not run under it",
-                         Concat(config::kMpsKey, ": \"true\"")));
+                         Concat(annotations::kMpsKey, ": \"true\"")));
   };
   for (const auto& [container, percent] : mps.compute_percent) {
-    const std::string key = Concat(config::kComputePrefix, container);
+    const std::string key = Concat(annotations::kComputePrefix, container);
     if (!wanted) needs(key);
     if (std::ranges::count(plan->done.containers, container) > 0) continue;
     errors->Add(PodError(Concat("metadata.annotations.", key),
-                         Concat("the container ", config::Quote(container), " does not attach"),
-                         Concat(config::kPrivatePrefix, container, ": 1Gi makes it attach")));
+                         Concat("the container ", yaml::Quote(container), " does not attach"),
+                         Concat(annotations::kPrivatePrefix, container, ": 1Gi makes it attach")));
   }
-  if (!wanted && mps.enforce_private) needs(std::string(config::kEnforcePrivateKey));
+  if (!wanted && mps.enforce_private) needs(std::string(annotations::kEnforcePrivateKey));
   if (wanted && mps.enforce_private && plan->spec.host_ipc) {
     errors->Add(
-        PodError(std::string(config::kEnforcePrivateKey),
+        PodError(std::string(annotations::kEnforcePrivateKey),
                  "memory of other pods counts against the limit, and how much there will be "
                  "is not known",
-                 Concat("remove it, or ", config::kHostIpcKey)));
+                 Concat("remove it, or ", annotations::kHostIpcKey)));
   }
-  if (!wanted && (mps.uid || mps.any_uid)) needs(std::string(config::kMpsUidKey));
+  if (!wanted && (mps.uid || mps.any_uid)) needs(std::string(annotations::kMpsUidKey));
   if (!wanted) return;
   const auto uid = MpsUid(pod, *plan);
   if (mps.any_uid) {
@@ -472,8 +472,8 @@ void CheckPod(const PodView& pod, const Plan& plan, ErrorList* errors) {
                          Concat(flag, ": false, or remove these lists")));
   }
   if (plan.spec.host_ipc && !pod.Flag("hostIPC")) {
-    errors->Add(PodError(std::string(config::kHostIpcKey), "the pod itself must set hostIPC: true",
-                         "hostIPC: true"));
+    errors->Add(PodError(std::string(annotations::kHostIpcKey),
+                         "the pod itself must set hostIPC: true", "hostIPC: true"));
   }
   if (const Json* const os = Find(pod.json(), Pointer("/spec/os/name"))) {
     if (*os != "linux") {
@@ -494,7 +494,7 @@ void CheckLimits(const Plan& plan, const Settings& settings, ErrorList* errors) 
                  "name the containers that attach: containers: [decoder, model]"));
   }
   if (plan.UsesClaim() && plan.spec.claim.empty() && !settings.makes_claims) {
-    errors->Add(PodError(Concat("metadata.annotations.", config::kAllocationKey),
+    errors->Add(PodError(Concat("metadata.annotations.", annotations::kAllocationKey),
                          "the pod would need a ResourceClaim, and this installation makes none",
                          "device-plugin, or the chart's value injector.claims: true"));
   }
@@ -504,7 +504,7 @@ void CheckLimits(const Plan& plan, const Settings& settings, ErrorList* errors) 
   const uint64_t most_units = settings.max_pod_bytes / settings.unit_bytes;  // Of one GPU.
   const uint64_t most =
       plan.UsesClaim() ? settings.max_pod_bytes : most_units * settings.unit_bytes;
-  const auto fits = config::CheckFits(plan.spec, most, "the largest GPU of the cluster");
+  const auto fits = annotations::CheckFits(plan.spec, most, "the largest GPU of the cluster");
   if (fits) return;
   const std::string units =
       plan.UsesClaim() ? ""
@@ -543,7 +543,8 @@ std::optional<ConfigError> TooMany(const PodView& pod) {
 std::optional<ConfigError> TooLong(const PodView& pod) {
   size_t bytes = 0;
   for (const auto& [key, value] : pod.annotations()) {
-    if (config::IsOurKey(key) && key != config::kStatusKey) bytes += key.size() + value.size();
+    if (annotations::IsOurKey(key) && key != annotations::kStatusKey)
+      bytes += key.size() + value.size();
   }
   if (bytes <= kVariableBytes) bytes = BuffersVariable(pod).size();
   if (bytes <= kVariableBytes) return std::nullopt;
@@ -559,8 +560,8 @@ Json ReadStatus(const std::string& text) {
   return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-config::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& done) {
-  config::ParseOptions options;
+annotations::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& done) {
+  annotations::ParseOptions options;
   options.containers = pod.Names(Kind::kApplication);
   options.more_containers = pod.Names(Kind::kNativeSidecar);
   for (const std::string& name : pod.Names(Kind::kInit)) {
@@ -587,8 +588,9 @@ config::ParseOptions OptionsFor(const PodView& pod, const std::optional<Done>& d
 void CheckMps(const PodView& pod, const Plan& plan, ErrorList* errors) {
   const Container* const there = pod.Find(kMpsName);
   if (there == nullptr || plan.mps) return;
-  errors->Add(PodError(FieldOf(*there), "the pod does not ask for MPS any more",
-                       Concat("remove this container, or set ", config::kMpsKey, ": \"true\"")));
+  errors->Add(
+      PodError(FieldOf(*there), "the pod does not ask for MPS any more",
+               Concat("remove this container, or set ", annotations::kMpsKey, ": \"true\"")));
 }
 
 // A container before the sidecar would wait for it indefinitely.
@@ -596,7 +598,7 @@ void CheckOrder(const PodView& pod, const Plan& plan, ErrorList* errors) {
   const Container* const sidecar = pod.Find(kSidecarName);
   if (sidecar == nullptr) return;
   std::vector<std::string> names = plan.done.containers;
-  for (const std::string& buffer : plan.loaded) names.push_back(config::LoaderOf(buffer));
+  for (const std::string& buffer : plan.loaded) names.push_back(annotations::LoaderOf(buffer));
   for (const std::string& name : names) {
     const Container* const container = pod.Find(name);
     if (container == nullptr || container >= sidecar) continue;
@@ -609,7 +611,7 @@ void CheckOrder(const PodView& pod, const Plan& plan, ErrorList* errors) {
 }  // namespace
 
 std::optional<Done> Done::Of(const PodView& pod) {
-  const auto found = pod.annotations().find(std::string(config::kStatusKey));
+  const auto found = pod.annotations().find(std::string(annotations::kStatusKey));
   if (found == pod.annotations().end()) return std::nullopt;
   const Json status = ReadStatus(found->second);
   if (!status.is_object()) return std::nullopt;
@@ -623,8 +625,9 @@ std::optional<Done> Done::Of(const PodView& pod) {
     if (at != status.end() && at->is_string()) *text = at->get<std::string>();
   }
   if (done.annotations.empty()) return std::nullopt;
-  if (status.value("allocation", Json()) == config::AllocationName(config::Allocation::kDra)) {
-    done.allocation = config::Allocation::kDra;
+  if (status.value("allocation", Json()) ==
+      annotations::AllocationName(annotations::Allocation::kDra)) {
+    done.allocation = annotations::Allocation::kDra;
   }
   for (const auto& [key, names] :
        {std::pair{"containers", &done.containers}, std::pair{"applications", &done.applications}}) {
@@ -639,11 +642,13 @@ std::optional<Done> Done::Of(const PodView& pod) {
 }
 
 std::string Plan::Status() const {
-  Json status = {
-      {"version", done.version},           {"image", done.image},
-      {"annotations", done.annotations},   {"allocation", config::AllocationName(done.allocation)},
-      {"applications", done.applications}, {"containers", done.containers}};
-  if (!UsesOthers()) status["memory"] = config::FormatBytes(memory_bytes);
+  Json status = {{"version", done.version},
+                 {"image", done.image},
+                 {"annotations", done.annotations},
+                 {"allocation", annotations::AllocationName(done.allocation)},
+                 {"applications", done.applications},
+                 {"containers", done.containers}};
+  if (!UsesOthers()) status["memory"] = yaml::FormatBytes(memory_bytes);
   if (!UsesClaim()) status["units"] = units;
   if (spec.gpus > 1) status["gpus"] = spec.gpus;
   if (UsesOthers()) status["role"] = kUserRole;
@@ -651,33 +656,34 @@ std::string Plan::Status() const {
 }
 
 uint64_t Plan::GpuBytes() const {
-  constexpr uint64_t kStep = config::kGranularityBytes;  // Of the capacity `memory` of devices.
-  return std::max(config::RoundUp(config::GpuBytes(spec), kStep), kStep);
+  constexpr uint64_t kStep =
+      annotations::kGranularityBytes;  // Of the capacity `memory` of devices.
+  return std::max(annotations::RoundUp(annotations::GpuBytes(spec), kStep), kStep);
 }
 
 bool OptsOut(const PodView& pod) {
-  const auto found = pod.annotations().find(std::string(config::kInjectKey));
+  const auto found = pod.annotations().find(std::string(annotations::kInjectKey));
   if (found == pod.annotations().end()) return false;
-  const auto alone = config::ParseAnnotationsOrErrors({*found});
+  const auto alone = annotations::ParseAnnotationsOrErrors({*found});
   return alone && !alone->inject;
 }
 
-config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Settings& settings,
-                                               std::optional<config::Allocation> of_namespace) {
+yaml::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Settings& settings,
+                                             std::optional<annotations::Allocation> of_namespace) {
   if (OptsOut(pod)) return std::nullopt;
   for (const auto& check : {TooMany, TooLong}) {
     if (auto error = check(pod)) return std::unexpected(std::vector{*std::move(error)});
   }
   const std::optional<Done> earlier = Done::Of(pod);
   const std::string digest = DigestOf(pod.annotations());
-  config::OrErrors<config::PodSpec> spec =
-      config::ParseAnnotationsOrErrors(pod.annotations(), OptionsFor(pod, earlier));
+  yaml::OrErrors<annotations::PodSpec> spec =
+      annotations::ParseAnnotationsOrErrors(pod.annotations(), OptionsFor(pod, earlier));
   if (!spec) return std::unexpected(std::move(spec.error()));
   if (!spec->AsksForSidecar() && spec->claim.empty()) return std::nullopt;
 
   Plan plan;
   plan.done.allocation = spec->allocation.value_or(of_namespace.value_or(settings.allocation));
-  if (!spec->claim.empty()) plan.done.allocation = config::Allocation::kDra;
+  if (!spec->claim.empty()) plan.done.allocation = annotations::Allocation::kDra;
   const bool same =
       earlier && earlier->annotations == digest && earlier->allocation == plan.done.allocation;
   plan.done.version = kVersion;
@@ -694,15 +700,15 @@ config::OrErrors<std::optional<Plan>> MakePlan(const PodView& pod, const Setting
       plan.done.containers.push_back(container.name);
     }
   }
-  for (const config::BufferSpec& buffer : spec->buffers) {
+  for (const annotations::BufferSpec& buffer : spec->buffers) {
     if (!buffer.file.empty()) plan.loaded.push_back(buffer.name);
   }
   plan.spec = std::move(*spec);
   ErrorList errors;
   PlanMps(pod, settings, &plan, &errors);
   plan.spec.mps.wanted = plan.mps.has_value();
-  plan.memory_bytes = config::NodeBytes(plan.spec);
-  plan.units = config::PodUnits(plan.spec, settings.unit_bytes);
+  plan.memory_bytes = annotations::NodeBytes(plan.spec);
+  plan.units = annotations::PodUnits(plan.spec, settings.unit_bytes);
 
   if (plan.UsesClaim() && plan.spec.claim.empty()) plan.template_name = TemplateFor(plan).name;
 

@@ -23,7 +23,7 @@ struct Done {
   std::string version;      // The injector's version.
   std::string image;        // The image that it gave the sidecar.
   std::string annotations;  // Digest of the annotations that it read.
-  config::Allocation allocation = config::Allocation::kDevicePlugin;
+  annotations::Allocation allocation = annotations::Allocation::kDevicePlugin;
   // Application containers of the pod when it was first sent.
   std::vector<std::string> applications;
   std::vector<std::string> containers;  // Containers that attach.
@@ -38,7 +38,7 @@ struct MpsPlan {
 };
 
 struct Plan {
-  config::PodSpec spec;
+  annotations::PodSpec spec;
   Done done;
   // Names of the buffers that a container of their own loads from a file.
   std::vector<std::string> loaded;
@@ -52,12 +52,12 @@ struct Plan {
   // Also true if the injector was upgraded in between: the pod is a copy of one from before that.
   bool redo = true;
 
-  bool UsesClaim() const { return done.allocation == config::Allocation::kDra; }
+  bool UsesClaim() const { return done.allocation == annotations::Allocation::kDra; }
   // Whether another pod of its claim has the broker, so this one gets no sidecar.
   bool UsesOthers() const { return spec.UsesOthers(); }
   // With MPS: whether the daemon is that of the claim, and whether this pod runs a daemon.
   bool SharesMps() const { return !spec.claim.empty(); }
-  bool RunsMps() const { return !SharesMps() || spec.role == config::ClaimRole::kMps; }
+  bool RunsMps() const { return !SharesMps() || spec.role == annotations::ClaimRole::kMps; }
   // What each GPU gives to the pod, if it has a claim.
   uint64_t GpuBytes() const;
   // The value of gpushm.io/status.
@@ -70,8 +70,8 @@ bool OptsOut(const PodView& pod);
 
 // `of_namespace`: how its pods get their GPU memory, unless they say it themselves. Returns nullopt
 // if the pod opted out, or if nothing in its annotations requests anything.
-config::OrErrors<std::optional<Plan>> MakePlan(
+yaml::OrErrors<std::optional<Plan>> MakePlan(
     const PodView& pod, const Settings& settings,
-    std::optional<config::Allocation> of_namespace = std::nullopt);
+    std::optional<annotations::Allocation> of_namespace = std::nullopt);
 
 }  // namespace gpushm::injector

@@ -67,12 +67,12 @@ const Json* Container::Variable(std::string_view wanted) const {
 bool IsNumber(const Json* quantity, uint64_t number) {
   if (quantity == nullptr) return false;
   if (!quantity->is_string()) return *quantity == number;
-  return config::ParseBytes(quantity->get_ref<const std::string&>()) == number;
+  return yaml::ParseBytes(quantity->get_ref<const std::string&>()) == number;
 }
 
 std::string Shown(const Json* value) {
   if (value == nullptr) return "nothing";
-  if (value->is_string()) return config::Quote(value->get_ref<const std::string&>());
+  if (value->is_string()) return yaml::Quote(value->get_ref<const std::string&>());
   if (value->is_object()) return "a map";
   if (value->is_array()) return "a list";
   return value->dump();  // A number, a boolean or null: short.
@@ -97,10 +97,10 @@ Result<PodView> PodView::Of(const Json& pod) {
     }
     for (const auto& [key, value] : annotations->items()) {
       if (!value.is_string()) {
-        return Fail(Code::kInvalidArgument,
-                    Concat("metadata.annotations: ", config::Quote(key), " is ", Shown(&value),
-                           ", not text"),
-                    "put the value in quotes");
+        return Fail(
+            Code::kInvalidArgument,
+            Concat("metadata.annotations: ", yaml::Quote(key), " is ", Shown(&value), ", not text"),
+            "put the value in quotes");
       }
       view.annotations_.emplace(key, value.get<std::string>());
     }
@@ -132,7 +132,7 @@ Result<void> PodView::ReadContainers(const char* list) {
 
 bool PodView::Concerns() const {
   return std::ranges::any_of(annotations_,
-                             [](const auto& item) { return config::IsOurKey(item.first); });
+                             [](const auto& item) { return annotations::IsOurKey(item.first); });
 }
 
 const Container* PodView::Find(std::string_view name) const {

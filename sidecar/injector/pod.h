@@ -26,7 +26,7 @@ using claims::kMpsFolder;
 inline constexpr char kPreloadFile[] = "/etc/ld.so.preload";
 
 // Whether the container of this name loads a file. Nothing else may have such a name.
-inline bool IsLoader(std::string_view name) { return name.starts_with(config::kLoaderPrefix); }
+inline bool IsLoader(std::string_view name) { return name.starts_with(annotations::kLoaderPrefix); }
 
 // Whether gpushm adds the container of this name.
 inline bool IsOurContainer(std::string_view name) {
@@ -78,7 +78,7 @@ class PodView {
   static Result<PodView> Of(const Json& pod);
 
   const Json& json() const { return *json_; }
-  const config::Annotations& annotations() const { return annotations_; }
+  const annotations::Annotations& annotations() const { return annotations_; }
   // Whether any annotation belongs to gpushm.
   bool Concerns() const;
   // Init containers first, in the order in which they start. Ephemeral containers are not included.
@@ -95,7 +95,7 @@ class PodView {
   Result<void> ReadContainers(const char* list);
 
   const Json* json_ = nullptr;
-  config::Annotations annotations_;
+  annotations::Annotations annotations_;
   std::vector<Container> containers_;
 };
 

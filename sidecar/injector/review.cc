@@ -33,7 +33,7 @@ std::string AnswerTo(const std::string& uid, const Verdict& verdict) {
   if (!verdict.allowed) {
     response["status"] = {{"code", 422},
                           {"reason", "Invalid"},
-                          {"message", config::Excerpt(verdict.message, kMostTold)}};
+                          {"message", yaml::Excerpt(verdict.message, kMostTold)}};
   }
   if (!verdict.patch.empty()) {
     response["patchType"] = "JSONPatch";
@@ -97,15 +97,15 @@ std::string PodOf(const Json& request, const Json& pod) {
       FirstOf(Text(request, Pointer("/namespace")), Text(pod, Pointer("/metadata/namespace")));
   const std::string name =
       FirstOf(Text(pod, Pointer("/metadata/name")), Text(pod, Pointer("/metadata/generateName")));
-  return config::Excerpt(Concat(name_space, "/", name), kWhoBytes);
+  return yaml::Excerpt(Concat(name_space, "/", name), kWhoBytes);
 }
 
 std::string OwnerOf(const Json& pod) {
   for (const Json& owner : Items(pod, Pointer("/metadata/ownerReferences"))) {
     const Json* const controls = Find(owner, Pointer("/controller"));
     if (controls == nullptr || *controls != true) continue;
-    return config::Excerpt(
-        Concat(Text(owner, Pointer("/kind")), "/", Text(owner, Pointer("/name"))), kWhoBytes);
+    return yaml::Excerpt(Concat(Text(owner, Pointer("/kind")), "/", Text(owner, Pointer("/name"))),
+                         kWhoBytes);
   }
   return {};
 }
@@ -168,7 +168,7 @@ Result<Answer> Judge(const Admission& admission, const Call& call, const Json& r
   if (answer.allowed) return answer;
   answer.pod = PodOf(*request, *object);
   answer.owner = OwnerOf(*object);
-  answer.reason = config::Excerpt(verdict.message, kMostTold);
+  answer.reason = yaml::Excerpt(verdict.message, kMostTold);
   return answer;
 }
 
@@ -183,7 +183,7 @@ Result<Answer> Review(const Admission& admission, const Call& call, std::string_
   // and the reason, the exception's text repeats what was read last, which may be the whole body.
   constexpr size_t kReasonBytes = 256;
   return Fail(Code::kInvalidArgument, Concat("the body of ", body.size(), " bytes cannot be read: ",
-                                             config::Excerpt(error.what(), kReasonBytes)));
+                                             yaml::Excerpt(error.what(), kReasonBytes)));
 }
 
 }  // namespace gpushm::injector

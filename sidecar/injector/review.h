@@ -16,7 +16,7 @@ namespace gpushm::injector {
 enum class Endpoint { kMutate, kValidate };
 
 // The most bytes of text in an answer, or in the reason of a failed call. All errors that are kept
-// for a pod (config::kErrorsKept) fit.
+// for a pod (yaml::kErrorsKept) fit.
 inline constexpr size_t kMostTold = 32 * 1024;
 // The most bytes of a review's uid, which is repeated in the answer. The API server's uids have 36.
 inline constexpr size_t kMostUidBytes = 256;
@@ -35,7 +35,7 @@ struct Answer {
 struct Call {
   Endpoint endpoint = Endpoint::kMutate;
   // What the label of the pod's namespace says; the API server chooses the path by it.
-  std::optional<config::Allocation> of_namespace = std::nullopt;
+  std::optional<annotations::Allocation> of_namespace = std::nullopt;
 };
 
 // `make`: called for a pod that needs a template, unless the request is a dry run. If it is empty

@@ -102,7 +102,7 @@ http::Answer Server::Handle(const Call& call, const std::string& path, const htt
 }
 
 http::Server::Paths Server::Calls() {
-  using config::Allocation;
+  using annotations::Allocation;
   http::Server::Paths paths;
   const auto add = [&](const std::string& path, const Call& call) {
     paths[path] = [this, path, call](const http::Request& request) {
@@ -113,7 +113,7 @@ http::Server::Paths Server::Calls() {
        {std::pair{"/mutate", Endpoint::kMutate}, std::pair{"/validate", Endpoint::kValidate}}) {
     add(path, {endpoint});
     for (const Allocation each : {Allocation::kDevicePlugin, Allocation::kDra}) {
-      add(Concat(path, "/", config::AllocationName(each)), {endpoint, each});
+      add(Concat(path, "/", annotations::AllocationName(each)), {endpoint, each});
     }
   }
   return paths;

@@ -41,7 +41,7 @@ struct Settings {
   uint64_t unit_bytes = uint64_t{1} << 30;  // Must match the plugin's.
   bool coexist = false;                     // Must match the plugin's.
   // How pods get their GPU memory if neither they nor their namespace say it.
-  config::Allocation allocation = config::Allocation::kDevicePlugin;
+  annotations::Allocation allocation = annotations::Allocation::kDevicePlugin;
   bool makes_claims = false;  // Whether it may write ResourceClaimTemplates.
   bool mps = false;           // Of pods that do not say gpushm.io/mps.
   // The memory that the cluster's largest GPU can give to one pod, at least one unit; 0 for no

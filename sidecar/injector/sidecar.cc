@@ -38,8 +38,8 @@ bool IsGuaranteed(const PodView& pod) {
   const auto fixed = [](const Container& container, const char* resource) {
     const Json* const limit = container.Resource("limits", resource);
     const Json* const request = container.Resource("requests", resource);
-    return limit != nullptr && !config::IsSameQuantity(Written(*limit), "0") &&
-           (request == nullptr || config::IsSameQuantity(Written(*request), Written(*limit)));
+    return limit != nullptr && !yaml::IsSameQuantity(Written(*limit), "0") &&
+           (request == nullptr || yaml::IsSameQuantity(Written(*request), Written(*limit)));
   };
   return std::ranges::all_of(pod.containers(), [&](const Container& container) {
     return IsOurContainer(container.name) ||
@@ -76,14 +76,13 @@ Json GpuResources(const GpuRequest& request) {
 }
 
 Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
-  const config::SidecarResources& asked = plan.spec.sidecar;
+  const annotations::SidecarResources& asked = plan.spec.sidecar;
   uint64_t limit = settings.cpu_limit_millis;
   uint64_t request = asked.cpu_millis.value_or(settings.cpu_millis);
   // The pod's value sets both, because a LimitRange may allow no more than that.
   limit = asked.cpu_millis ? request : std::max(limit, request);
   if (IsGuaranteed(pod)) request = limit;
-  const std::string memory =
-      config::FormatBytes(asked.memory_bytes.value_or(settings.memory_bytes));
+  const std::string memory = yaml::FormatBytes(asked.memory_bytes.value_or(settings.memory_bytes));
   Json resources = GpuResources(RequestOf(plan, Asker::kBroker));
   if (asked.cpu_millis || !PodHas(pod, "cpu")) {
     resources["requests"]["cpu"] = Cpus(request);
@@ -171,25 +170,26 @@ Json DeviceOrder() { return {{"name", kDeviceOrderVariable}, {"value", kDeviceOr
 std::string BuffersVariable(const PodView& pod) {
   std::string text;
   for (const auto& [key, value] : pod.annotations()) {
-    if (!config::IsOurKey(key) || key == config::kStatusKey) continue;
+    if (!annotations::IsOurKey(key) || key == annotations::kStatusKey) continue;
     text += Unexpanded(Concat(key, ": ", Json(value).dump(), "\n"));
   }
   return text;
 }
 
-Result<config::PodSpec> ReadBuffersVariable(const Container& sidecar) {
+Result<annotations::PodSpec> ReadBuffersVariable(const Container& sidecar) {
   for (const Json& variable : Items(*sidecar.json, Pointer("/env"))) {
-    if (!variable.is_object() || variable.value("name", "") != config::kBuffersVariable) continue;
+    if (!variable.is_object() || variable.value("name", "") != annotations::kBuffersVariable)
+      continue;
     const auto told = variable.value("value", std::string());
     std::string text;
     for (size_t i = 0; i < told.size(); ++i) {
       text += told[i];
       if (told.substr(i, 2) == "$$") ++i;
     }
-    return config::ParseBuffersEnvironment(text);
+    return annotations::ParseBuffersEnvironment(text);
   }
   return Fail(Code::kNotFound,
-              Concat("the sidecar has no environment variable ", config::kBuffersVariable));
+              Concat("the sidecar has no environment variable ", annotations::kBuffersVariable));
 }
 
 Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,
@@ -197,7 +197,7 @@ Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& sett
   Json mounts = Json::array({{{"name", kVolumeName}, {"mountPath", kSocketFolder}}});
   const std::string socket = Concat(kSocketFolder, "/", plan.done.containers.front());
   Json variables =
-      Json::array({{{"name", config::kBuffersVariable}, {"value", BuffersVariable(pod)}},
+      Json::array({{{"name", annotations::kBuffersVariable}, {"value", BuffersVariable(pod)}},
                    FieldVariable("GPUSHM_POD_NAMESPACE", "metadata.namespace"),
                    FieldVariable("GPUSHM_POD_NAME", "metadata.name"),
                    FieldVariable("GPUSHM_POD_UID", "metadata.uid")});
@@ -222,7 +222,7 @@ Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& sett
       {"securityContext", SecurityContext(pod, plan, settings, uid)}};
 }
 
-Json LoaderContainer(const PodView& pod, const Plan& plan, const config::BufferSpec& buffer,
+Json LoaderContainer(const PodView& pod, const Plan& plan, const annotations::BufferSpec& buffer,
                      const Settings& settings, std::optional<int64_t> uid) {
   const bool guaranteed = IsGuaranteed(pod);
   Json resources = GpuResources(RequestOf(plan, Asker::kApplication));
@@ -234,9 +234,9 @@ Json LoaderContainer(const PodView& pod, const Plan& plan, const config::BufferS
   if (!PodHas(pod, "memory")) {
     const uint64_t limit =
         std::max(settings.loader_memory_limit_bytes, settings.loader_memory_bytes);
-    resources["limits"]["memory"] = config::FormatBytes(limit);
+    resources["limits"]["memory"] = yaml::FormatBytes(limit);
     resources["requests"]["memory"] =
-        config::FormatBytes(guaranteed ? limit : settings.loader_memory_bytes);
+        yaml::FormatBytes(guaranteed ? limit : settings.loader_memory_bytes);
   }
   Json command = Json::array({"/usr/bin/gpushmctl", "load", "--stay"});
   if (buffer.file_bytes != 0) {
@@ -247,7 +247,7 @@ Json LoaderContainer(const PodView& pod, const Plan& plan, const config::BufferS
   }
   command.push_back(Unexpanded(Concat(kFiles, "/", buffer.FilePath())));
   command.push_back(buffer.name);
-  const std::string name = config::LoaderOf(buffer.name);
+  const std::string name = annotations::LoaderOf(buffer.name);
   Json loader = {{"name", name},
                  {"image", settings.sidecar_image},
                  {"imagePullPolicy", settings.pull_policy},
@@ -277,9 +277,9 @@ Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings
     resources["requests"]["cpu"] = Cpus(guaranteed ? kMpsCpuMillis : kMpsCpuRequestMillis);
   }
   if (!PodHas(pod, "memory")) {
-    resources["limits"]["memory"] = config::FormatBytes(kMpsMemoryBytes);
+    resources["limits"]["memory"] = yaml::FormatBytes(kMpsMemoryBytes);
     resources["requests"]["memory"] =
-        config::FormatBytes(guaranteed ? kMpsMemoryBytes : kMpsMemoryRequestBytes);
+        yaml::FormatBytes(guaranteed ? kMpsMemoryBytes : kMpsMemoryRequestBytes);
   }
   Json context = Restricted();
   Json words = Json::array({"/usr/bin/gpushm-mps", "--pipe-folder", kMpsFolder});
@@ -321,7 +321,7 @@ Json MpsWaitContainer(const PodView& pod, const Plan& plan, const Settings& sett
   }
   if (!PodHas(pod, "memory")) {
     resources["limits"]["memory"] = resources["requests"]["memory"] =
-        config::FormatBytes(kMpsWaitMemoryBytes);
+        yaml::FormatBytes(kMpsWaitMemoryBytes);
   }
   Json context = Restricted();
   context["runAsUser"] = plan.mps->uid.value_or(kNobody);
@@ -344,7 +344,7 @@ std::vector<std::pair<std::string, std::string>> MpsVariables(const Plan& plan,
   if (plan.spec.mps.enforce_private) {
     std::string limits;
     for (uint32_t gpu = 0; gpu < plan.spec.gpus; ++gpu) {
-      const uint64_t mebibytes = config::ContainerBytes(plan.spec, container, gpu) >> 20;
+      const uint64_t mebibytes = annotations::ContainerBytes(plan.spec, container, gpu) >> 20;
       limits += Concat(gpu == 0 ? "" : ",", gpu, "=", mebibytes, "M");
     }
     variables.emplace_back("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limits);
@@ -364,7 +364,7 @@ Json MpsMount(bool writable) {
 
 std::vector<Json> CudaIpcMounts() {
   return {{{"name", kVolumeName},
-           {"mountPath", config::kCudaIpcFolder},
+           {"mountPath", annotations::kCudaIpcFolder},
            {"subPath", kCudaIpcPart},
            {"readOnly", true}},
           {{"name", kVolumeName},

@@ -42,14 +42,14 @@ std::vector<Json> ClaimVariables(const std::string& container);
 std::string BuffersVariable(const PodView& pod);
 // Reads them back from a sidecar. Fails with kNotFound if the sidecar has none, and with
 // kInvalidArgument if they cannot be read.
-Result<config::PodSpec> ReadBuffersVariable(const Container& sidecar);
+Result<annotations::PodSpec> ReadBuffersVariable(const Container& sidecar);
 
 // The container passes Pod Security "restricted". `uid` is empty if the platform assigns it.
 Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,
                       std::optional<int64_t> uid);
 
 // The container that loads the file of a buffer. `uid`: as which the sidecar runs.
-Json LoaderContainer(const PodView& pod, const Plan& plan, const config::BufferSpec& buffer,
+Json LoaderContainer(const PodView& pod, const Plan& plan, const annotations::BufferSpec& buffer,
                      const Settings& settings, std::optional<int64_t> uid);
 
 // The container with the MPS daemon, for a plan with `mps`. It passes Pod Security "restricted" if

@@ -161,7 +161,7 @@ Broker Broker::Start(const Options& options) {
   out << "folder: " << folder.string() << "\ngpu: " << ThisMachine().device.device << "\n";
   if (!options.buffers.empty()) out << "annotations:\n";
   for (const auto& [name, size_bytes] : options.buffers) {
-    // Whole MiB, written short: thousands of buffers must fit in config::kConfigBytes.
+    // Whole MiB, written short: thousands of buffers must fit in yaml::kConfigBytes.
     out << "  buffers.gpushm.io/" << name << ": " << size_bytes / kMiB << "Mi\n";
     pool_bytes += RoundUp(size_bytes, ThisMachine().device.granularity);
   }

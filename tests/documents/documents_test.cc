@@ -90,7 +90,7 @@ std::vector<Example> Manifests() {
 
 bool HasOurKey(const YAML::Node& map) {
   for (const auto& entry : map) {
-    if (entry.first.IsScalar() && config::IsOurKey(entry.first.Scalar())) return true;
+    if (entry.first.IsScalar() && annotations::IsOurKey(entry.first.Scalar())) return true;
   }
   return false;
 }
@@ -99,7 +99,7 @@ bool HasOurKey(const YAML::Node& map) {
 int CheckAnnotations(const std::string& where, const YAML::Node& node, bool are_annotations) {
   int found = 0;
   if (node.IsMap() && are_annotations && HasOurKey(node)) {
-    const auto pod = config::ParseBuffersEnvironment(YAML::Dump(node));
+    const auto pod = annotations::ParseBuffersEnvironment(YAML::Dump(node));
     EXPECT_TRUE(pod) << where << ": " << pod.error().ToString();
     return 1;
   }
@@ -147,7 +147,7 @@ TEST(Documents, BrokersFilesParse) {
   const std::vector<Example> files = FilesNamed("broker.yaml");
   EXPECT_GE(files.size(), 1u);
   for (const auto& [where, text] : files) {
-    const auto config = config::ParseBrokerConfig(text, where);
+    const auto config = broker::ParseBrokerConfig(text, where);
     EXPECT_TRUE(config) << config.error().ToString();
   }
 }

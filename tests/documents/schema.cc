@@ -7,7 +7,7 @@
 namespace gpushm::documents {
 namespace {
 
-using config::KeyInfo;
+using yaml::KeyInfo;
 
 constexpr std::string_view kLabel = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?";
 
@@ -37,18 +37,18 @@ void AppendProperty(std::string& out, std::string_view name, const KeyInfo& key,
 std::string AnnotationsSchema() {
   std::string known;
   std::string patterns;
-  for (const KeyInfo& key : config::AnnotationKeys()) {
-    const bool last = &key == &config::AnnotationKeys().back();
+  for (const KeyInfo& key : annotations::AnnotationKeys()) {
+    const bool last = &key == &annotations::AnnotationKeys().back();
     AppendProperty(patterns, KeyPattern(key), key, last);
     known += Concat("      {\"pattern\": ", JsonText(KeyPattern(key)), "},\n");
   }
   std::string buffer;
-  for (const KeyInfo& key : config::BufferKeys()) {
-    AppendProperty(buffer, key.name, key, &key == &config::BufferKeys().back());
+  for (const KeyInfo& key : annotations::BufferKeys()) {
+    AppendProperty(buffer, key.name, key, &key == &annotations::BufferKeys().back());
   }
   std::string signal;
-  for (const KeyInfo& key : config::SignalKeys()) {
-    AppendProperty(signal, key.name, key, &key == &config::SignalKeys().back());
+  for (const KeyInfo& key : annotations::SignalKeys()) {
+    AppendProperty(signal, key.name, key, &key == &annotations::SignalKeys().back());
   }
   return Concat(
       R"json({
@@ -60,7 +60,7 @@ std::string AnnotationsSchema() {
     "anyOf": [
       {"not": {"pattern": "^[^/]*[Gg][Pp][Uu][Ss][Hh][Mm][.][Ii][Oo](/|$)"}},
 )json",
-      known, R"(      {"const": )", JsonText(config::kStatusKey), R"(}
+      known, R"(      {"const": )", JsonText(annotations::kStatusKey), R"(}
     ]
   },
   "patternProperties": {

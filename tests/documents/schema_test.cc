@@ -10,7 +10,7 @@
 namespace gpushm::documents {
 namespace {
 
-using config::ParseAnnotations;
+using annotations::ParseAnnotations;
 
 // Goal: the parser refuses what the schema's patterns refuse, and vice versa, as far as a pattern
 // can express it.

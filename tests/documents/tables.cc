@@ -12,9 +12,9 @@
 namespace gpushm::documents {
 namespace {
 
-using config::KeyInfo;
 using plugin::XidEffect;
 using plugin::XidInfo;
+using yaml::KeyInfo;
 
 // What every row of a reference document says of a thing that is not promised.
 std::string MeaningOf(std::string_view meaning, bool experimental) {
@@ -80,10 +80,10 @@ std::string XidTable() {
 
 const std::map<std::string, std::function<std::string()>>& Tables() {
   static const std::map<std::string, std::function<std::string()>> tables = {
-      {"annotations", [] { return KeyTable(config::AnnotationKeys()); }},
-      {"buffer", [] { return KeyTable(config::BufferKeys()); }},
-      {"signal", [] { return KeyTable(config::SignalKeys()); }},
-      {"broker", [] { return KeyTable(config::BrokerKeys()); }},
+      {"annotations", [] { return KeyTable(annotations::AnnotationKeys()); }},
+      {"buffer", [] { return KeyTable(annotations::BufferKeys()); }},
+      {"signal", [] { return KeyTable(annotations::SignalKeys()); }},
+      {"broker", [] { return KeyTable(broker::BrokerKeys()); }},
       {"plugin", [] { return KeyTable(plugin::PluginKeys()); }},
       {"metrics", MetricTable},
       {"xids", XidTable},

@@ -76,7 +76,7 @@ bool Keeps(const plugin::Binding& binding) {
 }
 
 bool Reads(const std::string& key, const std::string& value) {
-  return config::ParseAnnotations({{key, value}}).has_value();
+  return annotations::ParseAnnotations({{key, value}}).has_value();
 }
 
 TEST(ForeignNames, Subdomains) {
@@ -150,13 +150,13 @@ TEST(ForeignNames, KeysOfAnnotations) {
     EXPECT_EQ(Reads("buffers.gpushm.io/" + key.name, "1Gi"), key.ours) << key.name;
     EXPECT_EQ(Reads("signals.gpushm.io/" + key.name, ""), key.ours) << key.name;
   }
-  const auto refused = config::ParseAnnotations({{"Buffers.GPUSHM.io/weights", "1Gi"}});
+  const auto refused = annotations::ParseAnnotations({{"Buffers.GPUSHM.io/weights", "1Gi"}});
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().what(), HasSubstr("buffers.gpushm.io/weights"));
   // Other people's keys are none of ours, whatever they look like.
   for (const char* const other :
        {"simple/simple", "now.with.dots/simple", "1.2.3.4/5678", "UpperCase123", "gpushm/a"}) {
-    EXPECT_FALSE(config::IsOurKey(other)) << other;
+    EXPECT_FALSE(annotations::IsOurKey(other)) << other;
     EXPECT_TRUE(Reads(other, "anything")) << other;
   }
 }

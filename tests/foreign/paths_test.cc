@@ -110,7 +110,7 @@ TEST(ForeignPaths, OfFiles) {
   };
   for (const PathCase& one : paths) {
     EXPECT_TRUE(one.kubernetes || !one.ours) << one.path;
-    const auto read = config::ParseAnnotations(
+    const auto read = annotations::ParseAnnotations(
         {{"buffers.gpushm.io/w", "{size: 1Gi, file: \"models/" + one.path + "\"}"}});
     EXPECT_EQ(read.has_value(), one.ours)
         << one.path << (read ? "" : ": " + read.error().ToString());

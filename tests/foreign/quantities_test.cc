@@ -159,7 +159,7 @@ const std::vector<ByteCase> kNone = {
 TEST(ForeignQuantities, Bytes) {
   for (const auto* const table : {&kCanonical, &kOdd, &kFractions, &kLarge, &kNone}) {
     for (const ByteCase& one : *table) {
-      const auto ours = config::ParseBytes(one.text);
+      const auto ours = yaml::ParseBytes(one.text);
       if (std::string(one.ours).empty()) {
         ASSERT_TRUE(ours) << one.text << ": " << ours.error();
         EXPECT_EQ(*ours, one.kubernetes) << one.text;
@@ -225,7 +225,7 @@ TEST(ForeignQuantities, Cpus) {
                                                  {"1 ", kRefused, "is not a quantity"},
                                                  {"1cpu", kRefused, "is not a quantity"},
                                                  {"", kRefused, "is empty"}}) {
-    const auto ours = config::ParseMilliCpus(one.text);
+    const auto ours = yaml::ParseMilliCpus(one.text);
     if (std::string(one.ours).empty()) {
       ASSERT_TRUE(ours) << one.text << ": " << ours.error();
       EXPECT_EQ(*ours, one.kubernetes) << one.text;

@@ -75,7 +75,7 @@ TEST_F(SyncHppTest, AReadThatIsOrphanedIsOver) {
       auto dropped = reader.BeginRead(stream_);
       ASSERT_TRUE(frame && dropped);
       const auto page =
-          PageOf(policy == GPUSHM_RING_QUEUE ? signal::Kind::kQueue : signal::Kind::kRing);
+          PageOf(policy == GPUSHM_RING_QUEUE ? sync::Kind::kQueue : sync::Kind::kRing);
       EndAsBroker(page.cell(1));
       auto other =
           Must(Ring::Read(*process, "video", {.from_oldest = policy != GPUSHM_RING_QUEUE}));
@@ -116,7 +116,7 @@ TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
         api_->cuStreamWaitValue64(stream_, *gate->DeviceAddress(), 2, CU_STREAM_WAIT_VALUE_GEQ),
         CUDA_SUCCESS);
     ASSERT_TRUE(other->WaitOnStream(stream_));
-    const auto page = PageOf(signal::Kind::kBarrier);
+    const auto page = PageOf(sync::Kind::kBarrier);
     ASSERT_TRUE(Reaches(page.cell(1), 1)) << "the other participant's stream must arrive";
     EndAsBroker(page.cell(0));
     EXPECT_EQ(ended->Close().error().status(), GPUSHM_BUSY)
@@ -129,7 +129,7 @@ TEST_F(SyncHppTest, ABarriersStreamIsReleasedAgainAfterALateStore) {
     const auto said = by_check ? other->Check() : other->Wait();
     EXPECT_EQ(said.error().status(), GPUSHM_PEER_DIED);
     EXPECT_TRUE(Passes(stream_));
-    signal::KeepPoison(page.cell(0));  // The stream goes on after a failure, too.
+    sync::KeepPoison(page.cell(0));  // The stream goes on after a failure, too.
     End(late);
     api_->cuStreamSynchronize(stream_);
     EXPECT_TRUE(ended->Close());
@@ -149,7 +149,7 @@ TEST_F(SyncHppTest, ASignalsCloseWaitsForALateStoreAndReleasesItsWaiters) {
   ASSERT_TRUE(writer->Record(late, 8));
   const CUstream waits = StreamBehind(*gate, 2);
   ASSERT_TRUE(waiter.WaitOnStream(waits, 9));
-  const auto page = PageOf(signal::Kind::kSignal, /*value=*/7);
+  const auto page = PageOf(sync::Kind::kSignal, /*value=*/7);
   EndAsBroker(page.cell(0));
   EXPECT_EQ(writer->Close().error().status(), GPUSHM_BUSY)
       << "a signal must not close while a stream has yet to record";
@@ -181,8 +181,8 @@ TEST_F(SyncHppTest, ARingsReaderIsReleasedAgainAfterALateStore) {
   auto one = reader->BeginRead(reads);
   auto two = reader->BeginRead(reads);
   ASSERT_TRUE(one && two);
-  const auto page = PageOf(signal::Kind::kRing);
-  signal::Cell& cell = page.cell(0);
+  const auto page = PageOf(sync::Kind::kRing);
+  sync::Cell& cell = page.cell(0);
   EndAsBroker(cell);
   ASSERT_TRUE(gate->Set(1));
   ASSERT_TRUE(Passes(first));
@@ -196,9 +196,9 @@ TEST_F(SyncHppTest, ARingsReaderIsReleasedAgainAfterALateStore) {
       << "a ring must not close while a stream has yet to store";
   ASSERT_TRUE(gate->Set(3));
   ASSERT_TRUE(Passes(second));
-  ASSERT_EQ(PageOf(signal::Kind::kRing).cell(0).value.load(), 2U);
+  ASSERT_EQ(PageOf(sync::Kind::kRing).cell(0).value.load(), 2U);
   EXPECT_TRUE(writer.Close());
-  EXPECT_EQ(PageOf(signal::Kind::kRing).cell(0).value.load(), signal::kPoison);
+  EXPECT_EQ(PageOf(sync::Kind::kRing).cell(0).value.load(), sync::kPoison);
   for (const CUstream stream : {first, reads, second}) End(stream);
   EXPECT_TRUE(reader->Close());
 }

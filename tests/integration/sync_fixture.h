@@ -78,7 +78,7 @@ class SyncHppTest : public SharedBrokerTest {
 
   // The page of that kind, found where this process has it mapped to write. If `value` is given,
   // its first cell must have that value.
-  static signal::Page PageOf(signal::Kind kind, std::optional<uint64_t> value = {}) {
+  static sync::Page PageOf(sync::Kind kind, std::optional<uint64_t> value = {}) {
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
       uintptr_t begin = 0;
@@ -86,15 +86,15 @@ class SyncHppTest : public SharedBrokerTest {
       std::array<char, 5> access{};
       if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, access.data()) != 3) continue;
       if (line.find("gpushm-page") == line.npos || access[1] != 'w') continue;
-      const auto page = signal::Page::Look(reinterpret_cast<void*>(begin), end - begin);
+      const auto page = sync::Page::Look(reinterpret_cast<void*>(begin), end - begin);
       if (!page || page->kind() != kind) continue;
       if (!value || page->cell(0).value.load() == *value) return *page;
     }
     throw std::runtime_error("this process has no such page mapped");
   }
   // Does what a broker does that does not know the cell's owner.
-  static void EndAsBroker(signal::Cell& cell) {
-    EXPECT_TRUE(signal::EndCell(cell, cell.owner.load(), signal::CellState::kDied));
+  static void EndAsBroker(sync::Cell& cell) {
+    EXPECT_TRUE(sync::EndCell(cell, cell.owner.load(), sync::CellState::kDied));
   }
   // Gives the stream work that takes as long as the test wants: until the gate is set to 1.
   Signal Gate(CUstream stream) {
@@ -119,8 +119,8 @@ class SyncHppTest : public SharedBrokerTest {
     EXPECT_EQ(api_->cuStreamDestroy(stream), CUDA_SUCCESS);
   }
 
-  static bool Reaches(const signal::Cell& cell, uint64_t value) {
-    return signal::WaitUntil(cell, value, Deadline::AfterMs(kPatienceMs)).has_value();
+  static bool Reaches(const sync::Cell& cell, uint64_t value) {
+    return sync::WaitUntil(cell, value, Deadline::AfterMs(kPatienceMs)).has_value();
   }
   // Whether the stream reaches its end.
   bool Passes(CUstream stream) const {

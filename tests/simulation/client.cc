@@ -221,7 +221,7 @@ void Client::Detach() {
   Held& held = held_.at(lease);
   held.leaving = true;
   if (held.cell != nullptr) {
-    signal::EndCell(*held.cell, lease, signal::CellState::kLeft);
+    sync::EndCell(*held.cell, lease, sync::CellState::kLeft);
     held.cell = nullptr;
   }
   const auto reply = Ask<protocol::EmptyReply>(Kind::kDetach, protocol::DetachRequest{lease},
@@ -253,7 +253,7 @@ void Client::MakePage() {
   protocol::MakePageRequest request{};
   const std::string name = Concat("p", world_->Pick(2));
   request.name = protocol::ToNameField(name);
-  request.size_bytes = signal::BytesFor(/*cells=*/2, 0);
+  request.size_bytes = sync::BytesFor(/*cells=*/2, 0);
   request.flags = protocol::kFlagWritersAll | (world_->Chance(2) ? protocol::kFlagUntilUnused : 0);
   request.after_generation = pod_->CurrentOf(name);
   std::vector<UniqueFd> received;
@@ -262,10 +262,10 @@ void Client::MakePage() {
   void* const address = mmap(nullptr, reply->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
                              received.front().get(), 0);
   Take(name, *reply, &received, /*unpublished=*/true);
-  const signal::Page page =
-      signal::Page::Make(address, reply->mapped_bytes, signal::Kind::kSignal, 2, 0, {});
+  const sync::Page page =
+      sync::Page::Make(address, reply->mapped_bytes, sync::Kind::kSignal, 2, 0, {});
   const auto held = held_.find(reply->lease_id);
-  if (held == held_.end() || !signal::Claim(page.cell(0), held->first, false)) return;
+  if (held == held_.end() || !sync::Claim(page.cell(0), held->first, false)) return;
   held->second.cell = &page.cell(0);
   pod_->OnCell(this, held->first, &page.cell(0));
 }
@@ -279,10 +279,10 @@ void Client::Claim() {
     fstat(held.memory, &file);
     const auto bytes = static_cast<size_t>(file.st_size);
     void* const address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, held.memory, 0);
-    const auto page = signal::Page::Look(address, bytes);
+    const auto page = sync::Page::Look(address, bytes);
     if (!page) return;  // Its maker was killed before it wrote the header.
-    signal::Cell& cell = page->cell(page->cells() - 1);
-    if (!signal::Claim(cell, id, /*again=*/true)) return;
+    sync::Cell& cell = page->cell(page->cells() - 1);
+    if (!sync::Claim(cell, id, /*again=*/true)) return;
     held.cell = &cell;
     cell.value.store(1 + world_->Pick(1000));
     pod_->OnCell(this, id, &cell);

@@ -30,8 +30,8 @@ struct Held {
   // plugin were lost together.
   bool sure = true;
   bool leaving = false;
-  int memory = -1;               // The descriptor, in the client's process.
-  signal::Cell* cell = nullptr;  // The cell that it owns.
+  int memory = -1;             // The descriptor, in the client's process.
+  sync::Cell* cell = nullptr;  // The cell that it owns.
 };
 
 class Client final : public client::SessionObserver {

@@ -159,7 +159,7 @@ void Pod::StartBroker() {
 
 void Pod::BrokerMain() {
   world_->running()->blocks_for_workers = true;
-  auto config = config::ParseBrokerConfig(kConfig, "broker.yaml");
+  auto config = broker::ParseBrokerConfig(kConfig, "broker.yaml");
   if (!config) return world_->Fail(config.error().ToString());
   broker::BrokerOptions options;
   options.config = std::move(*config);
@@ -245,7 +245,7 @@ void Pod::OnGeneration(uint64_t generation, int memory) {
   world_->Fail(Concat("(3) generation ", generation, " is two pieces of memory"));
 }
 
-void Pod::OnCell(Client* client, uint64_t lease, signal::Cell* cell) {
+void Pod::OnCell(Client* client, uint64_t lease, sync::Cell* cell) {
   const Held& held = client->held().at(lease);
   cells_.push_back({.client = client,
                     .lease = lease,
@@ -488,15 +488,15 @@ void Pod::CheckCells(bool at_rest) {
   }
   for (const OwnedCell& owned : cells_) {
     if (owned.cell->owners.load() != owned.owners) continue;  // Somebody else's since.
-    const signal::CellState state = signal::StateOf(*owned.cell);
-    if (at_rest && state == signal::CellState::kLive && pages.contains(owned.generation) &&
+    const sync::CellState state = sync::StateOf(*owned.cell);
+    if (at_rest && state == sync::CellState::kLive && pages.contains(owned.generation) &&
         !leases.contains(owned.lease)) {
       return world_->Fail(Concat("(7) the cell of lease ", owned.lease, " on generation ",
                                  owned.generation, " lives, but the broker has no such lease"));
     }
     if (!owned.sure) continue;
-    const bool ended = state == signal::CellState::kDied || state == signal::CellState::kLeft;
-    const bool poisoned = owned.cell->value.load() == signal::kPoison;
+    const bool ended = state == sync::CellState::kDied || state == sync::CellState::kLeft;
+    const bool poisoned = owned.cell->value.load() == sync::kPoison;
     const auto owner = std::ranges::find_if(
         clients_, [&](const auto& client) { return client.get() == owned.client; });
     const bool alive = owner != clients_.end() && (*owner)->alive();

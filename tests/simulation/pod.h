@@ -73,7 +73,7 @@ class Pod : private World::Watcher {
   uint64_t CurrentOf(const std::string& name) const;
   // Memory that a client got under this number; -1: no descriptor came.
   void OnGeneration(uint64_t generation, int memory);
-  void OnCell(Client* client, uint64_t lease, signal::Cell* cell);
+  void OnCell(Client* client, uint64_t lease, sync::Cell* cell);
   // Whether leases that this broker granted may be lost.
   bool IsForgiven(uint64_t epoch) const {
     return epoch <= forgiven_up_to_ || forgiven_.contains(epoch);
@@ -93,7 +93,7 @@ class Pod : private World::Watcher {
   struct OwnedCell {
     const Client* client = nullptr;
     uint64_t lease = 0;
-    signal::Cell* cell = nullptr;
+    sync::Cell* cell = nullptr;
     uint64_t owners = 0;  // Of the cell, with this one.
     uint64_t generation = 0;
     bool sure = true;  // As Held::sure.
