@@ -279,11 +279,10 @@ std::vector<Check> CheckMps(bool mps, const SystemFacts& facts) {
   if (mps) {
     checks.push_back(
         {Level::kWarn, "mps",
-         Concat(
-             "on", state ? Concat(": the pod's server has ", state->clients, " clients") : "",
-             "; next to a busy process a signal takes 10 us, instead of 2.3 ms when processes "
-             "take turns. But a fault in one process, or its SIGKILL while its kernel runs, ends "
-             "the work of all"),
+         Concat("on", state ? Concat(": the pod's server has ", state->clients, " clients") : "",
+                "; next to a busy process a signal takes 10 us, instead of 2.3 ms when processes "
+                "take turns. But a fault in one process, or its end while its kernel runs, ends "
+                "the work of all"),
          "use MPS only for processes whose code you trust; see "
          "docs/guides/several-containers.md"});
   } else if (folder && !folder->empty()) {
