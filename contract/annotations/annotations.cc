@@ -104,7 +104,7 @@ class EntryReader : public yaml::FieldReader {
   // The container that follows the prefix of the key; empty, after reporting an error, if there is
   // none of this name that may attach.
   std::string ContainerOfKey(std::string_view prefix);
-  void Cpu(PodSpec& pod);
+  std::optional<uint64_t> Cpu();
 
   const AnnotationEntry& entry_;
   const ParseOptions& options_;
@@ -207,7 +207,11 @@ void EntryReader::ReadInto(PodSpec& pod) {
   } else if (key == kSidecarMemoryKey) {
     pod.sidecar.memory_bytes = PositiveBytes(entry_.value, "");
   } else if (key == kSidecarCpuKey) {
-    Cpu(pod);
+    pod.sidecar.cpu_millis = Cpu();
+  } else if (key == kLoaderMemoryKey) {
+    pod.loader.memory_bytes = PositiveBytes(entry_.value, "");
+  } else if (key == kLoaderCpuKey) {
+    pod.loader.cpu_millis = Cpu();
   } else {
     std::string nearest = NearestAnnotation(key);
     if (const size_t at = nearest.find("$container"); at != std::string::npos) {
@@ -244,16 +248,14 @@ void EntryReader::Compute(PodSpec& pod) {
   }
 }
 
-void EntryReader::Cpu(PodSpec& pod) {
+std::optional<uint64_t> EntryReader::Cpu() {
   const std::string* text = Text(entry_.value, "");
-  if (text == nullptr) return;
+  if (text == nullptr) return std::nullopt;
   const auto millis = yaml::ParseMilliCpus(*text);
-  if (!millis) return Fail(entry_.value, "", millis.error());
-  if (*millis == 0) {
-    return Fail(entry_.value, "",
-                Concat(yaml::Quote(*text), " is zero; must be greater than zero"));
-  }
-  pod.sidecar.cpu_millis = *millis;
+  if (millis && *millis != 0) return *millis;
+  Fail(entry_.value, "",
+       millis ? Concat(yaml::Quote(*text), " is zero; must be greater than zero") : millis.error());
+  return std::nullopt;
 }
 
 bool EntryReader::Name(std::string_view prefix, std::string_view what, std::string_view example,

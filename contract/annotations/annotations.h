@@ -121,11 +121,13 @@ struct MpsSpec {
   friend bool operator==(const MpsSpec&, const MpsSpec&) = default;
 };
 
-struct SidecarResources {
+// Request and limit of a container that the injector adds; empty: what the cluster's operator
+// decided.
+struct ContainerResources {
   std::optional<uint64_t> cpu_millis;
   std::optional<uint64_t> memory_bytes;
 
-  friend bool operator==(const SidecarResources&, const SidecarResources&) = default;
+  friend bool operator==(const ContainerResources&, const ContainerResources&) = default;
 };
 
 // What a pod is for the others that share its claim.
@@ -154,7 +156,8 @@ struct PodSpec {
   ClaimRole role = ClaimRole::kUser;
   bool nvlink = false;  // Whether there must be NVLink between each two of them.
   MpsSpec mps;
-  SidecarResources sidecar;
+  ContainerResources sidecar;
+  ContainerResources loader;  // Of each that loads a file.
 
   const BufferSpec* Find(std::string_view name) const;
   // Whether any buffer or signal is restricted by a list of containers or of writers.

@@ -59,6 +59,8 @@ TEST(AnnotationsTest, ReadsAWholePod) {
                         {"gpushm.io/status", "{not looked at"},
                         {"sidecar.gpushm.io/cpu", "0.1"},
                         {"sidecar.gpushm.io/memory", "64Mi"},
+                        {"loader.gpushm.io/cpu", "1"},
+                        {"loader.gpushm.io/memory", "1Gi"},
                         {"example.com/buffers", "[not looked at"},
                         {"gpushm.io.example/x", "1"}},
                        kPod);
@@ -87,7 +89,8 @@ TEST(AnnotationsTest, ReadsAWholePod) {
   EXPECT_TRUE(pod->host_ipc);
   EXPECT_TRUE(pod->cuda_ipc);
   EXPECT_FALSE(pod->inject);
-  EXPECT_EQ(pod->sidecar, (SidecarResources{100, 64 * kMiB}));
+  EXPECT_EQ(pod->sidecar, (ContainerResources{100, 64 * kMiB}));
+  EXPECT_EQ(pod->loader, (ContainerResources{1000, 1024 * kMiB}));
   EXPECT_EQ(pod->private_bytes, (std::map<std::string, uint64_t>{
                                     {"decoder", 2 * kGiB}, {"model", kGiB}, {"sink", kGiB}}));
 }

@@ -267,6 +267,8 @@ std::vector<Case> KeyCases() {
       {"sidecar.gpushm.io/cpu", "5000", 1, 1, "", "at most 1000"},
       {"sidecar.gpushm.io/cpu", "half", 1, 1, "", "write, for example, 250m"},
       {"sidecar.gpushm.io/memory", "0", 1, 1, "", "is zero"},
+      {"loader.gpushm.io/cpu", "0", 1, 1, "", "\"0\" is zero"},
+      {"loader.gpushm.io/memory", "0", 1, 1, "", "is zero"},
       {"sidecar.gpushm.io/memory", "64MB", 1, 1, "", "(write 64Mi or 64M)"},
   };
 }

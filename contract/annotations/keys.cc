@@ -10,7 +10,11 @@
 namespace gpushm::annotations {
 namespace {
 
-constexpr std::array<yaml::KeyInfo, 19> kAnnotationKeys = {{
+constexpr char kCpuSchema[] = R"("type": "string",
+      "pattern": "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
+      "allOf": [{"pattern": "^[+]?[0-9.]*[1-9]"}])";
+
+constexpr std::array<yaml::KeyInfo, 21> kAnnotationKeys = {{
     {kBuffersPrefix, "<name>", "quantity, or a map (below)", "",
      "A buffer with this name (a DNS label of at most 63 characters), made when the pod starts.",
      "8Gi",
@@ -91,13 +95,17 @@ constexpr std::array<yaml::KeyInfo, 19> kAnnotationKeys = {{
      "\"false\"", R"("enum": ["true", "false"])", yaml::kExperimental},
     {kSidecarCpuKey, "", "CPU quantity", "the chart's value",
      "The sidecar's CPU request and limit. With a small value, starts take long.", "100m",
-     R"("type": "string",
-      "pattern": "^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
-      "allOf": [{"pattern": "^[+]?[0-9.]*[1-9]"}])",
-     yaml::kExperimental},
+     kCpuSchema, yaml::kExperimental},
     {kSidecarMemoryKey, "", "quantity", "the chart's value",
      "The sidecar's host memory request and limit.", "64Mi",
      R"("type": "string", "$ref": "#/$defs/positive")", yaml::kExperimental},
+    {kLoaderCpuKey, "", "CPU quantity", "the chart's values",
+     "The CPU request and limit of each container that loads a `file`.", "1", kCpuSchema,
+     yaml::kExperimental},
+    {kLoaderMemoryKey, "", "quantity", "the chart's values",
+     "The host memory request and limit of each container that loads a `file`. With less than about "
+     "600Mi it may be killed during the load.",
+     "640Mi", R"("type": "string", "$ref": "#/$defs/positive")", yaml::kExperimental},
 }};
 
 constexpr std::array<yaml::KeyInfo, 11> kBufferKeys = {{

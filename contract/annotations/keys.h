@@ -40,6 +40,8 @@ inline constexpr std::string_view kRoleKey = "gpushm.io/role";
 inline constexpr std::string_view kInjectKey = "gpushm.io/inject";
 inline constexpr std::string_view kSidecarCpuKey = "sidecar.gpushm.io/cpu";
 inline constexpr std::string_view kSidecarMemoryKey = "sidecar.gpushm.io/memory";
+inline constexpr std::string_view kLoaderCpuKey = "loader.gpushm.io/cpu";
+inline constexpr std::string_view kLoaderMemoryKey = "loader.gpushm.io/memory";
 inline constexpr std::string_view kStatusKey = "gpushm.io/status";
 
 // What gpushm.io/cuda-ipc brings: the broker puts it there, and the injector mounts it into

@@ -328,6 +328,20 @@ TEST(Loader, OfAGuaranteedPodRequestsItsLimits) {
       (Json{{"limits", {{"gpushm.io/attach", "1"}}}, {"requests", {{"gpushm.io/attach", "1"}}}}));
 }
 
+// Goal: a pod with a file is admitted where a LimitRange allows less than the usual limit, or no
+// request so far below it.
+TEST(Loader, ThePodsWordOnItsResourcesCounts) {
+  Json pod = PodWithFile();
+  pod["metadata"]["annotations"]["loader.gpushm.io/cpu"] = "1";
+  pod["metadata"]["annotations"]["loader.gpushm.io/memory"] = "600Mi";
+  const Json made = Injected(TestAdmission(), pod);
+  const Json resources = ContainerOf(made, "gpushm-load-weights")["resources"];
+  EXPECT_EQ(resources["limits"],
+            (Json{{"gpushm.io/attach", "1"}, {"cpu", "1000m"}, {"memory", "600Mi"}}));
+  EXPECT_EQ(resources["requests"], resources["limits"]);
+  EXPECT_EQ(ContainerOf(made, "gpushm")["resources"]["limits"]["memory"], "64Mi");
+}
+
 // Goal: a pod whose file nothing could load is denied, with the reason and what to write instead.
 TEST(Loader, AVolumeThatItCannotReadIsDenied) {
   struct Volume {

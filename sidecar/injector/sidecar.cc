@@ -75,22 +75,27 @@ Json GpuResources(const GpuRequest& request) {
   return resources;
 }
 
-Json Resources(const PodView& pod, const Plan& plan, const Settings& settings) {
-  const annotations::SidecarResources& asked = plan.spec.sidecar;
-  uint64_t limit = settings.cpu_limit_millis;
-  uint64_t request = asked.cpu_millis.value_or(settings.cpu_millis);
-  // The pod's value sets both, because a LimitRange may allow no more than that.
-  limit = asked.cpu_millis ? request : std::max(limit, request);
-  if (IsGuaranteed(pod)) request = limit;
-  const std::string memory = yaml::FormatBytes(asked.memory_bytes.value_or(settings.memory_bytes));
-  Json resources = GpuResources(RequestOf(plan, Asker::kBroker));
-  if (asked.cpu_millis || !PodHas(pod, "cpu")) {
-    resources["requests"]["cpu"] = Cpus(request);
-    resources["limits"]["cpu"] = Cpus(limit);
-  }
-  if (asked.memory_bytes || !PodHas(pod, "memory")) {
-    resources["requests"]["memory"] = resources["limits"]["memory"] = memory;
-  }
+struct Amount {
+  uint64_t request;
+  uint64_t limit;
+};
+
+// The resources of a container that the injector adds. What the pod's annotation asks is request
+// and limit, because a LimitRange may allow no other value.
+Json Resources(const PodView& pod, const GpuRequest& gpu,
+               const annotations::ContainerResources& asked, Amount cpu_millis,
+               Amount memory_bytes) {
+  Json resources = GpuResources(gpu);
+  const bool guaranteed = IsGuaranteed(pod);
+  const auto put = [&](const char* name, std::optional<uint64_t> own, Amount amount, auto write) {
+    if (own) amount = {*own, *own};
+    if (!own && PodHas(pod, name)) return;
+    const uint64_t limit = std::max(amount.request, amount.limit);
+    resources["limits"][name] = write(limit);
+    resources["requests"][name] = write(guaranteed ? limit : amount.request);
+  };
+  put("cpu", asked.cpu_millis, cpu_millis, Cpus);
+  put("memory", asked.memory_bytes, memory_bytes, yaml::FormatBytes);
   return resources;
 }
 
@@ -209,7 +214,9 @@ Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& sett
       {"restartPolicy", "Always"},
       {"args", Arguments(plan)},
       {"env", variables},
-      {"resources", Resources(pod, plan, settings)},
+      {"resources", Resources(pod, RequestOf(plan, Asker::kBroker), plan.spec.sidecar,
+                              {settings.cpu_millis, settings.cpu_limit_millis},
+                              {settings.memory_bytes, settings.memory_bytes})},
       {"volumeMounts", mounts},
       // The next container starts when the hook ends. A startupProbe would take a second longer.
       {"lifecycle",
@@ -224,20 +231,6 @@ Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& sett
 
 Json LoaderContainer(const PodView& pod, const Plan& plan, const annotations::BufferSpec& buffer,
                      const Settings& settings, std::optional<int64_t> uid) {
-  const bool guaranteed = IsGuaranteed(pod);
-  Json resources = GpuResources(RequestOf(plan, Asker::kApplication));
-  if (!PodHas(pod, "cpu")) {
-    const uint64_t limit = std::max(settings.loader_cpu_limit_millis, settings.loader_cpu_millis);
-    resources["limits"]["cpu"] = Cpus(limit);
-    resources["requests"]["cpu"] = Cpus(guaranteed ? limit : settings.loader_cpu_millis);
-  }
-  if (!PodHas(pod, "memory")) {
-    const uint64_t limit =
-        std::max(settings.loader_memory_limit_bytes, settings.loader_memory_bytes);
-    resources["limits"]["memory"] = yaml::FormatBytes(limit);
-    resources["requests"]["memory"] =
-        yaml::FormatBytes(guaranteed ? limit : settings.loader_memory_bytes);
-  }
   Json command = Json::array({"/usr/bin/gpushmctl", "load", "--stay"});
   if (buffer.file_bytes != 0) {
     command.push_back(Concat("--bytes=", buffer.file_bytes));
@@ -248,39 +241,31 @@ Json LoaderContainer(const PodView& pod, const Plan& plan, const annotations::Bu
   command.push_back(Unexpanded(Concat(kFiles, "/", buffer.FilePath())));
   command.push_back(buffer.name);
   const std::string name = annotations::LoaderOf(buffer.name);
-  Json loader = {{"name", name},
-                 {"image", settings.sidecar_image},
-                 {"imagePullPolicy", settings.pull_policy},
-                 {"restartPolicy", "Always"},
-                 {"command", std::move(command)},
-                 {"resources", resources},
-                 // Without the propagation it would not see what is mounted there later, as by a
-                 // FUSE daemon that was started again.
-                 {"volumeMounts", Json::array({SocketMount(name),
-                                               {{"name", buffer.FileVolume()},
-                                                {"mountPath", kFiles},
-                                                {"readOnly", true},
-                                                {"mountPropagation", "HostToContainer"}}})},
-                 {"terminationMessagePolicy", "FallbackToLogsOnError"},
-                 {"securityContext", SecurityContext(pod, plan, settings, uid)}};
+  Json loader = {
+      {"name", name},
+      {"image", settings.sidecar_image},
+      {"imagePullPolicy", settings.pull_policy},
+      {"restartPolicy", "Always"},
+      {"command", std::move(command)},
+      {"resources", Resources(pod, RequestOf(plan, Asker::kApplication), plan.spec.loader,
+                              {settings.loader_cpu_millis, settings.loader_cpu_limit_millis},
+                              {settings.loader_memory_bytes, settings.loader_memory_limit_bytes})},
+      // Without the propagation it would not see what is mounted there later, as by a
+      // FUSE daemon that was started again.
+      {"volumeMounts", Json::array({SocketMount(name),
+                                    {{"name", buffer.FileVolume()},
+                                     {"mountPath", kFiles},
+                                     {"readOnly", true},
+                                     {"mountPropagation", "HostToContainer"}}})},
+      {"terminationMessagePolicy", "FallbackToLogsOnError"},
+      {"securityContext", SecurityContext(pod, plan, settings, uid)}};
   if (plan.spec.gpus > 1) loader["env"] = Json::array({DeviceOrder()});
   return loader;
 }
 
 // The limits leave room for the server: 64 MiB of the host on an H100.
 Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings) {
-  const bool guaranteed = IsGuaranteed(pod);
   const Asker asker = plan.SharesMps() ? Asker::kMps : Asker::kApplication;
-  Json resources = GpuResources(RequestOf(plan, asker));
-  if (!PodHas(pod, "cpu")) {
-    resources["limits"]["cpu"] = Cpus(kMpsCpuMillis);
-    resources["requests"]["cpu"] = Cpus(guaranteed ? kMpsCpuMillis : kMpsCpuRequestMillis);
-  }
-  if (!PodHas(pod, "memory")) {
-    resources["limits"]["memory"] = yaml::FormatBytes(kMpsMemoryBytes);
-    resources["requests"]["memory"] =
-        yaml::FormatBytes(guaranteed ? kMpsMemoryBytes : kMpsMemoryRequestBytes);
-  }
   Json context = Restricted();
   Json words = Json::array({"/usr/bin/gpushm-mps", "--pipe-folder", kMpsFolder});
   context["runAsUser"] = plan.mps->uid.value_or(0);
@@ -297,7 +282,9 @@ Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings
                  {"imagePullPolicy", settings.pull_policy},
                  {"restartPolicy", "Always"},
                  {"command", words},
-                 {"resources", resources},
+                 {"resources",
+                  Resources(pod, RequestOf(plan, asker), {}, {kMpsCpuRequestMillis, kMpsCpuMillis},
+                            {kMpsMemoryRequestBytes, kMpsMemoryBytes})},
                  {"lifecycle",
                   {{"postStart",
                     {{"exec",
@@ -314,15 +301,6 @@ Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings
 
 Json MpsWaitContainer(const PodView& pod, const Plan& plan, const Settings& settings) {
   constexpr int64_t kNobody = 65534;
-  Json resources = GpuResources(RequestOf(plan, Asker::kApplication));
-  // As little as possible: the pod requests the largest of its init containers.
-  if (!PodHas(pod, "cpu")) {
-    resources["limits"]["cpu"] = resources["requests"]["cpu"] = Cpus(kMpsCpuRequestMillis);
-  }
-  if (!PodHas(pod, "memory")) {
-    resources["limits"]["memory"] = resources["requests"]["memory"] =
-        yaml::FormatBytes(kMpsWaitMemoryBytes);
-  }
   Json context = Restricted();
   context["runAsUser"] = plan.mps->uid.value_or(kNobody);
   context["runAsNonRoot"] = plan.mps->uid != 0;
@@ -331,7 +309,10 @@ Json MpsWaitContainer(const PodView& pod, const Plan& plan, const Settings& sett
           {"imagePullPolicy", settings.pull_policy},
           {"command", Json::array({"/usr/bin/gpushm-mps", "wait", "--pipe-folder", kMpsFolder,
                                    "--timeout", "60"})},
-          {"resources", resources},
+          // As little as possible: the pod requests the largest of its init containers.
+          {"resources", Resources(pod, RequestOf(plan, Asker::kApplication), {},
+                                  {kMpsCpuRequestMillis, kMpsCpuRequestMillis},
+                                  {kMpsWaitMemoryBytes, kMpsWaitMemoryBytes})},
           {"terminationMessagePolicy", "FallbackToLogsOnError"},
           {"securityContext", context}};
 }

@@ -30,7 +30,8 @@ TEST(SchemaTest, ItsPatternsAreTheParsers) {
     return fits;
   };
   for (const char* key : {"buffers.gpushm.io/a", "gpushm.io/pool-extra", "sidecar.gpushm.io/memory",
-                          "private.gpushm.io/a", "gpushm.io.example/a", "a.example/gpushm.io"}) {
+                          "loader.gpushm.io/memory", "private.gpushm.io/a", "gpushm.io.example/a",
+                          "a.example/gpushm.io"}) {
     EXPECT_TRUE(key_fits(key) && parses(key, "1Gi")) << key;
   }
   for (const char* key : {"Buffers.GPUSHM.io/a", "buffers.gpushm.io/A", "buffers.gpushm.io/",
