@@ -1,14 +1,21 @@
 #include "platform/kubernetes/api_client.h"
 
+#include <fcntl.h>
 #include <httplib.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <charconv>
+#include <condition_variable>
 #include <cstdlib>
+#include <filesystem>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "platform/base/quote.h"
 #include "platform/base/read_whole.h"
+#include "platform/base/unique_fd.h"
 
 namespace gpushm::kubernetes {
 namespace {
@@ -16,6 +23,65 @@ namespace {
 constexpr size_t kMaxTokenBytes = size_t{64} << 10;
 // Bounds a connection attempt and the wait for more of an answer; the deadline bounds all of it.
 constexpr int64_t kMaxStepMs = 5000;
+// Objects and lists in one another. Who copies or prints an answer goes as deep as it does.
+constexpr size_t kMaxDepth = 256;
+
+// Shuts a connection down at a deadline. httplib's own limits are for each step, and a peer that
+// sends a byte now and then keeps every step within them.
+class CutAtDeadline {
+ public:
+  explicit CutAtDeadline(const Deadline& deadline)
+      : thread_([this, deadline] {
+          std::unique_lock lock(mutex_);
+          over_.wait_for(lock, std::chrono::milliseconds(deadline.RemainingMs()),
+                         [this] { return done_; });
+          done_ = true;
+          if (connection_) shutdown(connection_.get(), SHUT_RDWR);
+        }) {}
+  ~CutAtDeadline() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    over_.notify_one();
+    thread_.join();
+  }
+  CutAtDeadline(const CutAtDeadline&) = delete;
+  CutAtDeadline& operator=(const CutAtDeadline&) = delete;
+
+  void Watch(int connection) {
+    const std::lock_guard lock(mutex_);
+    // A descriptor of its own: httplib closes its one when it likes.
+    connection_.Reset(fcntl(connection, F_DUPFD_CLOEXEC, 0));
+    if (done_ && connection_) shutdown(connection_.get(), SHUT_RDWR);
+  }
+
+ private:
+  std::mutex mutex_;  // Guards what follows.
+  std::condition_variable over_;
+  bool done_ = false;
+  UniqueFd connection_;
+  std::thread thread_;  // The last member: it uses the others.
+};
+
+bool NestsTooDeeply(std::string_view json) {
+  size_t depth = 0;
+  bool text = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (text) {
+      if (c == '\\') ++i;
+      if (c == '"') text = false;
+    } else if (c == '"') {
+      text = true;
+    } else if (c == '{' || c == '[') {
+      if (++depth > kMaxDepth) return true;
+    } else if ((c == '}' || c == ']') && depth > 0) {
+      --depth;
+    }
+  }
+  return false;
+}
 
 std::string Environment(const char* name) {
   const char* const value = std::getenv(name);
@@ -102,10 +168,26 @@ Result<std::string> ApiClient::Call(const std::string& method, const std::string
       ReadWhole(address_.credentials_folder + "/..data/token", kMaxTokenBytes);
   if (!token) token = ReadWhole(address_.credentials_folder + "/token", kMaxTokenBytes);
   if (!token) return std::unexpected(token.error().WithContext(what));
+  while (token->ends_with('\n') || token->ends_with('\r')) token->pop_back();
+  if (std::ranges::any_of(*token, [](char c) { return c <= ' ' || c > '~'; })) {
+    return Fail(Code::kSystem,
+                Concat(what, ": the token in ", address_.credentials_folder,
+                       "/token has a space or a control character"),
+                "a token is one line that the kubelet writes; mount the service account's");
+  }
+  // OpenSSL opens the file by its name, and waits for the writer of a pipe.
+  const std::string certificate = address_.credentials_folder + "/ca.crt";
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(certificate, ignored)) {
+    return Fail(Code::kSystem, Concat(what, ": ", certificate, " is not a regular file"),
+                "mount the service account's certificate there, as the kubelet does");
+  }
   if (deadline.Passed()) return Fail(Code::kTimeout, Concat(what, ": no time left"));
 
+  CutAtDeadline cut(deadline);
   httplib::SSLClient client(address_.host, address_.port);
-  client.set_ca_cert_path((address_.credentials_folder + "/ca.crt").c_str());
+  client.set_socket_options([&cut](int socket) { cut.Watch(socket); });
+  client.set_ca_cert_path(certificate.c_str());
   client.enable_server_certificate_verification(true);
   client.set_follow_location(false);
   const int64_t step_ms = std::min<int64_t>(deadline.RemainingMs(), kMaxStepMs);
@@ -117,9 +199,7 @@ Result<std::string> ApiClient::Call(const std::string& method, const std::string
   httplib::Request request;
   request.method = method;
   request.path = path;
-  std::string trimmed = *token;
-  while (!trimmed.empty() && (trimmed.back() == '\n' || trimmed.back() == '\r')) trimmed.pop_back();
-  request.headers = {{"Authorization", "Bearer " + trimmed}, {"Accept", "application/json"}};
+  request.headers = {{"Authorization", "Bearer " + *token}, {"Accept", "application/json"}};
   if (!body.empty()) {
     request.body = body;
     request.headers.emplace("Content-Type", "application/json");
@@ -147,6 +227,10 @@ Result<std::string> ApiClient::Call(const std::string& method, const std::string
                            : ""),
                 "check that this pod reaches the API server, for example that no NetworkPolicy "
                 "forbids it");
+  }
+  if (NestsTooDeeply(answer)) {
+    return Fail(Code::kUnavailable, Concat(what, ": the answer has more than ", kMaxDepth,
+                                           " objects or lists in one another"));
   }
   if (result->status >= 200 && result->status < 300) return answer;
   return Fail(CodeOf(result->status),

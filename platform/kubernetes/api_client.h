@@ -1,6 +1,7 @@
 // Requests to Kubernetes' API server: JSON over HTTPS, one connection for each request.
 //
-// Limits: an answer of at most kMaxAnswerBytes, read before the deadline. The token is read anew
+// Limits: an answer of at most kMaxAnswerBytes, read before the deadline, and 256 objects or lists
+// in one another. The token is read anew
 // for each request, because the kubelet replaces it every hour, and so is the CA's certificate.
 //
 // Threads: any.

@@ -1,7 +1,9 @@
 #include "plugin/dra/slices.h"
 
 #include <algorithm>
+#include <limits>
 
+#include "platform/base/name.h"
 #include "platform/base/quote.h"
 #include "platform/daemon/log.h"
 #include "plugin/dra/claim.h"
@@ -13,6 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr uint64_t kMaxGeneration = std::numeric_limits<int64_t>::max() - 1;
 constexpr char kApi[] = "/apis/resource.k8s.io/v1/resourceslices";
 
 void AddDropped(const Json& wanted, const Json& got, const std::string& path,
@@ -83,9 +86,10 @@ Result<std::map<std::string, Json>> Slices::Mine(const Deadline& deadline) const
   std::map<std::string, Json> mine;
   for (const Json& slice : At(*list, {"items"})) {
     const Json name = At(slice, {"metadata", "name"});
-    if (!name.is_string()) {
-      return Fail(Code::kCorrupt, Concat("the API server listed a ResourceSlice without a name: ",
-                                         Quote(Dump(slice))));
+    // It becomes part of a path.
+    if (!name.is_string() || !IsDnsSubdomain(name.get_ref<const std::string&>())) {
+      return Fail(Code::kCorrupt, Concat("the API server listed a ResourceSlice without a valid ",
+                                         "name: ", Quote(Dump(slice))));
     }
     mine[name.get<std::string>()] = slice;
   }
@@ -127,7 +131,10 @@ Result<bool> Slices::Sync(const Json& devices, const Deadline& deadline) {
     const auto want = wanted.find(name);
     right &= want != wanted.end() && IsRight(name, want->second, wanted.size(), slice);
     const Json number = At(slice, {"spec", "pool", "generation"});
-    if (number.is_number_unsigned()) generation = std::max(generation, number.get<uint64_t>());
+    // The API's type is int64.
+    if (number.is_number_unsigned()) {
+      generation = std::max(generation, std::min(number.get<uint64_t>(), kMaxGeneration));
+    }
   }
   if (right && mine->size() == wanted.size()) return false;
 

@@ -31,6 +31,9 @@ class ApiServer {
   int port() const { return port_; }
   // Of the service account: token and ca.crt.
   std::string credentials() const { return folder_ / "credentials"; }
+  // The server's own.
+  std::string certificate() const { return folder_ / "tls/tls.crt"; }
+  std::string key() const { return folder_ / "tls/tls.key"; }
   void WriteToken(const std::string& token) const;
 
   // What is asked for is answered with that status instead, as often as said.
