@@ -102,13 +102,15 @@ Result<void> Supervisor::Start() {
         "mount a folder there that this container's uid can write, and that the pod's other "
         "containers can read");
   }
-  // Two daemons in one folder would answer each other's questions.
+  // Two daemons in one folder would answer each other's questions. Who may write there can remove
+  // the lock's file; then the daemon that is there says so.
   lock_.Reset(open((options_.folder + "/gpushm-mps.lock").c_str(),
                    O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600));
   struct flock whole{};
   whole.l_type = F_WRLCK;
-  if (!lock_ || fcntl(lock_.get(), F_OFD_SETLK, &whole) != 0) {
-    const bool taken = errno == EAGAIN || errno == EACCES;
+  const bool locked = lock_ && fcntl(lock_.get(), F_OFD_SETLK, &whole) == 0;
+  if (!locked || DaemonListens(options_.folder)) {
+    const bool taken = locked || errno == EAGAIN || errno == EACCES;
     return Fail(
         Code::kBusy,
         taken ? Concat("another gpushm-mps runs its daemon in ", options_.folder)
@@ -329,18 +331,27 @@ void Supervisor::Stop(std::function<void()> ended) {
   loop_->After(kStopMs, [this] { KillDaemon(); });
 }
 
-// Written next to the file and renamed, so that a reader sees it whole.
+// Written next to the file and renamed, so that a reader sees it whole. Others who may write in the
+// folder must not hold it up: what they put under these two names gives way.
 void Supervisor::WriteState(std::string_view state) {
   const std::string path = Concat(options_.folder, "/", status::kMpsStateFile);
   const std::string fresh = path + ".new";
   shown_.state = state;
   shown_.time_unix_ms = UnixNs() / 1'000'000;
   const std::string text = ToJson(shown_);
-  const UniqueFd fd(
-      open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
-  const bool written =
-      fd && write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
-      rename(fresh.c_str(), path.c_str()) == 0;
+  const auto remove_file_or_move_folder = [](const std::string& name) {
+    if (unlink(name.c_str()) == 0 || errno == ENOENT) return;
+    rename(name.c_str(), Concat(name, ".", UnixNs()).c_str());
+  };
+  remove_file_or_move_folder(fresh);
+  const UniqueFd fd(open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  const auto put = [&] { return rename(fresh.c_str(), path.c_str()) == 0; };
+  bool written =
+      fd && write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  if (written && !put()) {
+    remove_file_or_move_folder(path);
+    written = put();
+  }
   if (!written) LogWarning("mps-state-not-written", {{"path", path}, {"reason", strerror(errno)}});
 }
 

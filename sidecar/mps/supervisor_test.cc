@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -273,6 +274,30 @@ TEST_F(SupervisorTest, AFolderHasOneDaemon) {
   EXPECT_EQ(EndOf(first), 0);
   StartServing();
   EXPECT_EQ(WaitUntilReady(), 0);
+}
+
+// Goal: with a claim, pods of other users of the namespace may write in this folder. Nothing there
+// holds the supervisor up or silences it, and no second daemon comes. Method: a pipe and a folder
+// at the names that it writes, and the lock's file removed.
+TEST_F(SupervisorTest, FilesOfOthersDoNotHoldItUp) {
+  const std::string state = folder_ + "/state.json";
+  ASSERT_EQ(mkfifo((state + ".new").c_str(), 0666), 0);
+  const pid_t supervisor = StartServing();
+  ASSERT_EQ(WaitUntilReady(), 0);
+  for (const std::string& name : {state, state + ".new"}) {
+    kill(supervisor, SIGSTOP);  // It writes these names itself.
+    fs::remove(name);
+    fs::create_directories(name + "/inner");
+    kill(supervisor, SIGCONT);
+    EXPECT_TRUE(Eventually([&] { return fs::is_regular_file(state); })) << name;
+    EXPECT_TRUE(Eventually([&] { return !fs::is_directory(name); })) << name;
+  }
+  EXPECT_EQ(WaitUntilReady(), 0);
+  fs::remove(folder_ + "/gpushm-mps.lock");
+  EXPECT_EQ(EndOf(StartServing()), 1);
+  EXPECT_NE(DaemonOf(supervisor), 0);
+  kill(supervisor, SIGTERM);
+  EXPECT_EQ(EndOf(supervisor), 0);
 }
 
 TEST_F(SupervisorTest, SaysWhatIsMissing) {
