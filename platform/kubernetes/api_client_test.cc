@@ -130,7 +130,7 @@ TEST_F(ApiClientTest, ASilentOrSlowServerIsLeftAtTheDeadline) {
     constexpr std::string_view kHead = "HTTP/1.1 200 OK\r\n";
     for (size_t i = 0; i < 200; ++i) {
       if (!send_byte(i < kHead.size() ? kHead[i] : 'x')) return;
-      poll(nullptr, 0, 50);
+      poll(nullptr, 0, 50);  // sleep: it is the slow server
     }
   };
   {
