@@ -17,7 +17,7 @@
 #include "plugin/cdi/host_files.h"
 #include "plugin/kubelet/registration.h"
 #include "plugin/kubelet/unix_socket.h"
-#include "plugin/probes.h"
+#include "plugin/monitoring/probes.h"
 
 namespace gpushm::plugin {
 namespace {

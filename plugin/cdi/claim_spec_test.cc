@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "platform/base/testing/stopping_files.h"
 #include "plugin/cdi/spec_store.h"
-#include "plugin/cdi/testing.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -4,11 +4,11 @@
 #include <sstream>
 
 #include "contract/protocol/link.h"
+#include "platform/base/files.h"
 #include "platform/base/read_whole.h"
 #include "plugin/binding/snapshot.h"
 #include "plugin/cdi/container_paths.h"
 #include "plugin/cdi/driver_files.h"
-#include "plugin/cdi/files.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/cdi/host_path.h"
 

@@ -6,10 +6,10 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "platform/base/testing/stopping_files.h"
 #include "plugin/cdi/container_paths.h"
 #include "plugin/cdi/host_path.h"
 #include "plugin/cdi/spec_text.h"
-#include "plugin/cdi/testing.h"
 
 namespace gpushm::plugin {
 namespace {

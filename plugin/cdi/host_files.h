@@ -31,8 +31,8 @@
 #include <string_view>
 #include <vector>
 
+#include "platform/base/files.h"
 #include "platform/base/status.h"
-#include "plugin/cdi/files.h"
 
 namespace gpushm::plugin {
 

@@ -10,7 +10,7 @@
 
 #include <filesystem>
 
-#include "plugin/cdi/testing.h"
+#include "platform/base/testing/stopping_files.h"
 
 namespace gpushm::plugin {
 namespace {

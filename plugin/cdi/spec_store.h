@@ -23,10 +23,10 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/files.h"
 #include "platform/base/status.h"
 #include "plugin/binding/book.h"
 #include "plugin/cdi/edits.h"
-#include "plugin/cdi/files.h"
 #include "plugin/cdi/spec_text.h"
 
 namespace gpushm::plugin {

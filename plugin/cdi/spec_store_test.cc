@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "plugin/cdi/testing.h"
+#include "platform/base/testing/stopping_files.h"
 
 namespace gpushm::plugin {
 namespace {

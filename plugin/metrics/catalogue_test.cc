@@ -1,5 +1,5 @@
-// Goal: the catalogue follows the rules of Prometheus' names. plugin/monitoring_test.cc checks that
-// a running plugin exports exactly what is in it.
+// Goal: the catalogue follows the rules of Prometheus' names. plugin/monitoring/monitoring_test.cc
+// checks that a running plugin exports exactly what is in it.
 #include "plugin/metrics/catalogue.h"
 
 #include <gtest/gtest.h>

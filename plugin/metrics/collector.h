@@ -24,7 +24,7 @@
 #include "plugin/metrics/exposition.h"
 #include "plugin/metrics/gpu_sampler.h"
 #include "plugin/metrics/node_view.h"
-#include "plugin/metrics/pages.h"
+#include "plugin/metrics/shared_answer.h"
 
 namespace gpushm::plugin {
 

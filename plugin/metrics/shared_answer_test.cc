@@ -1,5 +1,5 @@
 // Goal: however many callers there are, answers are made one at a time and few of them exist.
-#include "plugin/metrics/pages.h"
+#include "plugin/metrics/shared_answer.h"
 
 #include <gtest/gtest.h>
 

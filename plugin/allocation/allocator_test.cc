@@ -1,4 +1,4 @@
-#include "plugin/allocator.h"
+#include "plugin/allocation/allocator.h"
 
 #include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>

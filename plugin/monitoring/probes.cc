@@ -1,4 +1,4 @@
-#include "plugin/probes.h"
+#include "plugin/monitoring/probes.h"
 
 #include <utility>
 

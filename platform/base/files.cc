@@ -1,4 +1,4 @@
-#include "plugin/cdi/files.h"
+#include "platform/base/files.h"
 
 #include <dirent.h>
 #include <fcntl.h>

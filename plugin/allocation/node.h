@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "plugin/allocator.h"
+#include "plugin/allocation/allocator.h"
 #include "plugin/cdi/driver_files.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/cdi/spec_store.h"
 #include "plugin/inventory/inventory.h"
+#include "plugin/inventory/taken.h"
 #include "plugin/keeper/keeper.h"
 #include "plugin/kubelet/pod_resources.h"
-#include "plugin/taken.h"
 
 namespace gpushm::plugin {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "platform/daemon/http_server.h"
-#include "plugin/allocator.h"
+#include "plugin/allocation/allocator.h"
 #include "plugin/config/plugin_config.h"
 #include "plugin/inventory/health.h"
 #include "plugin/inventory/inventory.h"
@@ -21,7 +21,7 @@
 #include "plugin/metrics/collector.h"
 #include "plugin/metrics/counters.h"
 #include "plugin/metrics/gpu_sampler.h"
-#include "plugin/probes.h"
+#include "plugin/monitoring/probes.h"
 
 namespace gpushm::plugin {
 

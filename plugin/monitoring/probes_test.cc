@@ -1,5 +1,5 @@
 // Goal: probes report a hung thread, and what keeps the plugin from its work.
-#include "plugin/probes.h"
+#include "plugin/monitoring/probes.h"
 
 #include <gmock/gmock-matchers.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "plugin/metrics/pages.h"
+#include "plugin/metrics/shared_answer.h"
 
 #include <chrono>
 #include <utility>

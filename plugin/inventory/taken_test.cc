@@ -1,4 +1,4 @@
-#include "plugin/taken.h"
+#include "plugin/inventory/taken.h"
 
 #include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>

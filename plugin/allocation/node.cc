@@ -1,4 +1,4 @@
-#include "plugin/node.h"
+#include "plugin/allocation/node.h"
 
 #include <sys/stat.h>
 

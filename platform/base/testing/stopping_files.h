@@ -12,8 +12,8 @@
 #include <sstream>
 #include <string>
 
+#include "platform/base/files.h"
 #include "platform/base/testing.h"
-#include "plugin/cdi/files.h"
 
 namespace gpushm::plugin::testing {
 

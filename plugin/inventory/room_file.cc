@@ -1,4 +1,4 @@
-#include "plugin/room_file.h"
+#include "plugin/inventory/room_file.h"
 
 #include <chrono>
 #include <condition_variable>
@@ -10,9 +10,9 @@
 
 #include "contract/node_labels.h"
 #include "platform/base/clock.h"
+#include "platform/base/files.h"
 #include "platform/base/status.h"
 #include "platform/daemon/log.h"
-#include "plugin/cdi/files.h"
 
 namespace gpushm::plugin {
 namespace {

@@ -1,6 +1,6 @@
 // The file for Node Feature Discovery, read as NFD reads it: no name that begins with a dot, and
 // nothing below its folder.
-#include "plugin/room_file.h"
+#include "plugin/inventory/room_file.h"
 
 #include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>

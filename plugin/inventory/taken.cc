@@ -1,4 +1,4 @@
-#include "plugin/taken.h"
+#include "plugin/inventory/taken.h"
 
 #include <algorithm>
 #include <array>
@@ -9,9 +9,9 @@
 #include <string_view>
 #include <utility>
 
+#include "platform/base/files.h"
 #include "platform/base/read_whole.h"
 #include "platform/daemon/log.h"
-#include "plugin/cdi/files.h"
 #include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin {

@@ -1,4 +1,4 @@
-#include "plugin/monitoring.h"
+#include "plugin/monitoring/monitoring.h"
 
 #include <utility>
 #include <vector>
