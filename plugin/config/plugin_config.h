@@ -18,7 +18,7 @@
 #include "platform/base/status.h"
 #include "platform/yaml/keyed_reader.h"
 #include "plugin/binding/book.h"
-#include "plugin/inventory/health_book.h"
+#include "plugin/inventory/health_tracker.h"
 #include "plugin/inventory/inventory.h"
 
 namespace gpushm::plugin {

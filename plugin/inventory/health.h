@@ -25,7 +25,7 @@
 #include <thread>
 #include <vector>
 
-#include "plugin/inventory/health_book.h"
+#include "plugin/inventory/health_tracker.h"
 
 namespace gpushm::plugin {
 

@@ -51,8 +51,8 @@
 #include "platform/daemon/closing.h"
 #include "platform/daemon/descriptor.h"
 #include "platform/daemon/event_loop.h"
-#include "plugin/keeper/kept.h"
 #include "plugin/keeper/kept_counters.h"
+#include "plugin/keeper/kept_state.h"
 #include "plugin/keeper/link_view.h"
 
 namespace gpushm::plugin {

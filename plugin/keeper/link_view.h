@@ -12,8 +12,8 @@
 #include "contract/registry/reader.h"
 #include "contract/registry/record.h"
 #include "contract/status/status.h"
-#include "plugin/keeper/kept.h"
 #include "plugin/keeper/kept_counters.h"
+#include "plugin/keeper/kept_state.h"
 #include "plugin/keeper/sync_look.h"
 
 namespace gpushm::plugin {

@@ -33,7 +33,7 @@
 
 #include "contract/status/status.h"
 #include "plugin/binding/book.h"
-#include "plugin/inventory/health_book.h"
+#include "plugin/inventory/health_tracker.h"
 #include "plugin/inventory/inventory.h"
 #include "plugin/keeper/link_view.h"
 #include "plugin/metrics/gpu_sample.h"

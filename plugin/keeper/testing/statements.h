@@ -13,7 +13,7 @@
 #include "contract/protocol/link.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/descriptor.h"
-#include "plugin/keeper/kept.h"
+#include "plugin/keeper/kept_state.h"
 #include "plugin/keeper/testing/fake_broker.h"
 
 namespace gpushm::plugin::testing {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "plugin/kubelet/testing/device_book.h"
+#include "plugin/kubelet/testing/device_manager.h"
 #include "plugin/kubelet/testing/plugin_client.h"
 
 namespace gpushm::plugin::kubelet::testing {

@@ -27,7 +27,7 @@
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "plugin/binding/snapshot.h"
-#include "plugin/kubelet/testing/device_book.h"
+#include "plugin/kubelet/testing/device_manager.h"
 
 namespace gpushm::plugin::kubelet::testing {
 

@@ -1,4 +1,4 @@
-#include "plugin/kubelet/testing/device_book.h"
+#include "plugin/kubelet/testing/device_manager.h"
 
 #include <algorithm>
 #include <iterator>

@@ -1,4 +1,4 @@
-#include "plugin/inventory/health_book.h"
+#include "plugin/inventory/health_tracker.h"
 
 #include <algorithm>
 

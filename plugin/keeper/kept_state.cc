@@ -1,4 +1,4 @@
-#include "plugin/keeper/kept.h"
+#include "plugin/keeper/kept_state.h"
 
 #include <utility>
 
