@@ -15,6 +15,7 @@
 
 #include "contract/status/drained.h"
 #include "platform/base/clock.h"
+#include "platform/base/memory_limit.h"
 #include "platform/base/read_whole.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
@@ -302,7 +303,7 @@ Result<void> Daemon::OpenFiles() {
                      .on_ready = [this](double seconds) { counters_.BrokerReady(seconds); },
                      .on_foreign = [this](ForeignStep step) { counters_.Foreign(step); },
                      .settings = {.memory = MemoryKind::Of(options_.simulated_state)},
-                     .statement_bytes = StatementBytes(options_.memory_limit_bytes)});
+                     .statement_bytes = StatementBytes(MemoryLimitBytes())});
   if (!keeper) return std::unexpected(keeper.error());
   keeper_ = std::move(*keeper);
   MakeNode(own);

@@ -18,7 +18,6 @@
 #include <string>
 #include <vector>
 
-#include "platform/base/memory_limit.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/event_loop.h"
@@ -50,8 +49,6 @@ struct DaemonOptions {
   std::string payload_folder;
   std::string simulated_state;  // As in DriverOptions.
   std::string node_name;        // For display; may be empty.
-  // How much of the host's memory this process may use; UINT64_MAX: no limit.
-  uint64_t memory_limit_bytes = MemoryLimitBytes();
 };
 
 // Names of lock files in the state folder.
@@ -114,7 +111,7 @@ class Daemon {
   std::optional<kubelet::PodResources> pods_;
   // Destroyed in the opposite order: callers before what they call.
   std::optional<Allocator> allocator_;
-  std::optional<TakenBook> taken_;
+  std::optional<TakenGpus> taken_;
   std::optional<Node> node_;
   std::unique_ptr<Keeper> keeper_;
   // Guards registration_, dra_, room_ and monitoring_ for reports from other threads.

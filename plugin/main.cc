@@ -147,7 +147,6 @@ int Main(int argc, char** argv) {
   serve->add_flag("--standby", standby,
                   "If another plugin serves this node, wait for its end and take over, instead of "
                   "refusing to start");
-  serve->add_option("--test-memory-limit", options.memory_limit_bytes)->group("");
   CLI::App* const simulate = app.add_subcommand(
       "simulate", "Install the simulated driver and its GPUs in the state folder, and print where");
   Simulated simulated;

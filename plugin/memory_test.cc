@@ -9,8 +9,10 @@
 
 #include <array>
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -92,14 +94,24 @@ class MemoryTest : public ::testing::Test {
         "probes: {address: '127.0.0.1:0'}\nallocations:\n";
     for (int i = 0; i < kFullLinks; ++i) config += Concat("- {name: full-", i, ", memory: 1Gi}\n");
     config += "- {name: small-0, memory: 1Gi}\n- {name: small-1, memory: 1Gi}\n";
-    plugin_ = std::make_unique<PluginProcess>(
-        node_, node_.WriteConfig(config), std::map<std::string, std::string>{},
-        std::vector<std::string>{"--test-memory-limit", std::to_string(kMemoryLimitBytes)});
+    plugin_ = std::make_unique<PluginProcess>(node_, node_.WriteConfig(config), LimitMemory());
     ASSERT_TRUE(WaitUntil(kPatienceMs, [this] {
       port_ = testing::PortIn(node_ / "plugin.log", "metrics-served");
       probes_port_ = testing::PortIn(node_ / "plugin.log", "probes-served");
       return port_ != 0 && probes_port_ != 0;
     })) << plugin_->Log();
+  }
+  // Makes a cgroup with the limit, for testing/memory_limit.c; returns the environment for it.
+  std::map<std::string, std::string> LimitMemory() {
+    namespace fs = std::filesystem;
+    for (const char* const folder : {"cgroup/proc/self", "cgroup/sys/fs/cgroup"}) {
+      fs::create_directories(node_ / folder);
+    }
+    std::ofstream(node_ / "cgroup/proc/self/cgroup") << "0::/\n";
+    std::ofstream(node_ / "cgroup/sys/fs/cgroup/memory.max") << kMemoryLimitBytes << "\n";
+    const fs::path build = fs::read_symlink("/proc/self/exe").parent_path().parent_path();
+    return {{"LD_PRELOAD", build / "tests/libgpushm_memory_limit.so"},
+            {"GPUSHM_CGROUP_ROOT", node_ / "cgroup"}};
   }
   std::string Socket(const std::string& name) const {
     return Concat(node_ / "state", "/links/", name, "/", protocol::kLinkSocketName);

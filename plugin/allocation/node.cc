@@ -53,7 +53,7 @@ Result<void> Node::LookAtOthers(const kubelet::PodList& pods, const Deadline& de
   const bool dra = others.erase(kDraDriver) > 0 || DraDriverServes(parts_.plugins_registry_folder);
   std::vector<Device> devices;
   for (const auto& [uuid, device] : devices_) devices.push_back(device);
-  TakenGpus seen = FindTaken(devices, others, parts_.not_gpus);
+  Takers seen = FindTaken(devices, others, parts_.not_gpus);
   if (dra) seen[kAnyGpu] = {"NVIDIA's driver for dynamic resource allocation", ""};
   std::set<std::string> offering;
   for (const auto& [resource, ids] : others) {

@@ -31,7 +31,7 @@ class Node final : public Effects {
     Keeper* keeper = nullptr;
     // Distinguishes other plugins' devices from GPUs; null: other plugins may hand out GPUs too
     // (coexist).
-    TakenBook* taken = nullptr;
+    TakenGpus* taken = nullptr;
     std::vector<std::string> not_gpus;
     std::string plugins_registry_folder;
     std::string state_folder;

@@ -105,7 +105,7 @@ HealthMonitor::HealthMonitor(const NvmlApi& nvml, std::vector<Device> devices, H
     : nvml_(nvml),
       devices_(std::move(devices)),
       on_change_(std::move(on_change)),
-      book_(std::move(rules), devices_) {
+      tracker_(std::move(rules), devices_) {
   Register();
   LookAtAll();
   looked_ms_ = NowMs();
@@ -124,12 +124,12 @@ HealthMonitor::~HealthMonitor() {
 
 std::vector<DeviceHealth> HealthMonitor::Look() const {
   const std::lock_guard lock(mutex_);
-  return book_.Look();
+  return tracker_.Look();
 }
 
 std::vector<XidCount> HealthMonitor::xids() const {
   const std::lock_guard lock(mutex_);
-  return book_.xids();
+  return tracker_.xids();
 }
 
 int64_t HealthMonitor::SinceLookMs() const { return NowMs() - looked_ms_.load(); }
@@ -221,7 +221,7 @@ void HealthMonitor::LookAtAll() {
     if (first) gpu->second = LookAtGpu(gpu->first);
     const Probe probe = LookAt(device, &gpu->second);
     const std::lock_guard lock(mutex_);
-    const auto changed = book_.OnProbe(device.uuid, probe, NowMs());
+    const auto changed = tracker_.OnProbe(device.uuid, probe, NowMs());
     changes.insert(changes.end(), changed.begin(), changed.end());
   }
   Report(changes);
@@ -229,7 +229,7 @@ void HealthMonitor::LookAtAll() {
   bool lost = false;
   {
     const std::lock_guard lock(mutex_);
-    lost = book_.AnyLost();
+    lost = tracker_.AnyLost();
   }
   const int64_t now_ms = NowMs();
   if (!lost) {
@@ -246,9 +246,9 @@ void HealthMonitor::LookAtAll() {
 
 int64_t HealthMonitor::NextLookMs() const {
   const std::lock_guard lock(mutex_);
-  int64_t wait_ms = book_.rules().recheck_ms;
-  if (!book_.AllHealthy()) wait_ms = std::min(wait_ms, kSickRecheckMs);
-  if (book_.AnyInDoubt()) wait_ms = std::min(wait_ms, kDoubtMs);
+  int64_t wait_ms = tracker_.rules().recheck_ms;
+  if (!tracker_.AllHealthy()) wait_ms = std::min(wait_ms, kSickRecheckMs);
+  if (tracker_.AnyInDoubt()) wait_ms = std::min(wait_ms, kDoubtMs);
   return NowMs() + wait_ms;
 }
 
@@ -275,9 +275,9 @@ void HealthMonitor::Reopen(const std::string& why) {
   std::vector<HealthChange> changes;
   {
     const std::lock_guard lock(mutex_);
-    changes = book_.OnNvmlGone(Concat(why.empty() ? "" : Concat(why, "; "),
-                                      "nvmlInit: ", nvml_.nvmlErrorString(restarted)),
-                               restarted == NVML_ERROR_DRIVER_NOT_LOADED);
+    changes = tracker_.OnNvmlGone(Concat(why.empty() ? "" : Concat(why, "; "),
+                                         "nvmlInit: ", nvml_.nvmlErrorString(restarted)),
+                                  restarted == NVML_ERROR_DRIVER_NOT_LOADED);
   }
   Report(changes);
 }
@@ -319,8 +319,8 @@ void HealthMonitor::TakeEvent(const nvmlEventData_t& event) {
   std::vector<HealthChange> changes;
   {
     const std::lock_guard lock(mutex_);
-    changes = book_.OnXid(known->second, event.eventData, event.gpuInstanceId,
-                          event.computeInstanceId, NowMs());
+    changes = tracker_.OnXid(known->second, event.eventData, event.gpuInstanceId,
+                             event.computeInstanceId, NowMs());
   }
   Report(changes);
 }

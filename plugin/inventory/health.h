@@ -1,5 +1,5 @@
 // Watches the health of GPUs and MIG instances through NVML: events as they come, and a check of
-// each device in between. HealthBook draws the conclusions.
+// each device in between. HealthTracker draws the conclusions.
 //
 // Contract
 //   (1) An XID that affects a device makes it unhealthy within kWaitMs. A check that finds the
@@ -88,7 +88,7 @@ class HealthMonitor {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool stopping_ = false;  // Guarded by mutex_, like all below.
-  HealthBook book_;
+  HealthTracker tracker_;
 
   std::atomic<int64_t> looked_ms_{0};
   std::thread thread_;

@@ -43,12 +43,12 @@ bool NeedsReset(uint32_t recovery_action) {
          recovery_action != kActionRecoverImexDomain;
 }
 
-bool HealthBook::Ignores(uint64_t xid) const {
+bool HealthTracker::Ignores(uint64_t xid) const {
   if (Has(rules_.fatal_xids, xid)) return false;
   return Has(rules_.ignore_xids, xid) || FindXid(xid).effect == XidEffect::kNone;
 }
 
-HealthBook::HealthBook(HealthRules rules, const std::vector<Device>& devices)
+HealthTracker::HealthTracker(HealthRules rules, const std::vector<Device>& devices)
     : rules_(std::move(rules)) {
   for (const Device& device : devices) {
     State state;
@@ -60,7 +60,7 @@ HealthBook::HealthBook(HealthRules rules, const std::vector<Device>& devices)
   }
 }
 
-void HealthBook::Count(const std::string& gpu, uint64_t xid, int64_t now_ms) {
+void HealthTracker::Count(const std::string& gpu, uint64_t xid, int64_t now_ms) {
   size_t kinds = 0;
   for (XidCount& count : counts_) {
     if (count.gpu != gpu) continue;
@@ -73,7 +73,7 @@ void HealthBook::Count(const std::string& gpu, uint64_t xid, int64_t now_ms) {
   if (kinds < kXidKinds) counts_.push_back({gpu, xid, 1, now_ms});
 }
 
-void HealthBook::Raise(State& state, uint64_t xid, bool unknown, int64_t now_ms) {
+void HealthTracker::Raise(State& state, uint64_t xid, bool unknown, int64_t now_ms) {
   const auto [at, first] = state.troubles.try_emplace(xid);
   Trouble& trouble = at->second;
   if (now_ms - trouble.last_ms > kForgetMs) {
@@ -88,9 +88,9 @@ void HealthBook::Raise(State& state, uint64_t xid, bool unknown, int64_t now_ms)
   state.good = 0;
 }
 
-std::vector<HealthChange> HealthBook::OnXid(const std::string& gpu, uint64_t xid,
-                                            uint32_t gpu_instance, uint32_t compute_instance,
-                                            int64_t now_ms) {
+std::vector<HealthChange> HealthTracker::OnXid(const std::string& gpu, uint64_t xid,
+                                               uint32_t gpu_instance, uint32_t compute_instance,
+                                               int64_t now_ms) {
   std::vector<HealthChange> changes;
   Count(gpu, xid, now_ms);
   if (Ignores(xid)) return changes;
@@ -110,14 +110,14 @@ std::vector<HealthChange> HealthBook::OnXid(const std::string& gpu, uint64_t xid
   return changes;
 }
 
-int64_t HealthBook::QuietMs(const State& state, const Trouble& trouble) const {
+int64_t HealthTracker::QuietMs(const State& state, const Trouble& trouble) const {
   int64_t quiet_ms = rules_.quiet_ms;
   if (state.recovery_action) quiet_ms = std::min(quiet_ms, kSettleMs);
   if (trouble.unknown) quiet_ms = std::min(quiet_ms, kUnknownQuietMs);
   return quiet_ms << trouble.returns;
 }
 
-void HealthBook::TakeGoodProbe(State& state, const Probe& probe, int64_t now_ms) const {
+void HealthTracker::TakeGoodProbe(State& state, const Probe& probe, int64_t now_ms) const {
   const bool wanted_reset = state.recovery_action && NeedsReset(*state.recovery_action);
   const bool wants_reset = probe.recovery_action && NeedsReset(*probe.recovery_action);
   const bool fewer = probe.ecc_errors && state.ecc_errors && *probe.ecc_errors < *state.ecc_errors;
@@ -146,8 +146,8 @@ void HealthBook::TakeGoodProbe(State& state, const Probe& probe, int64_t now_ms)
   });
 }
 
-std::vector<HealthChange> HealthBook::OnProbe(const std::string& uuid, const Probe& probe,
-                                              int64_t now_ms) {
+std::vector<HealthChange> HealthTracker::OnProbe(const std::string& uuid, const Probe& probe,
+                                                 int64_t now_ms) {
   std::vector<HealthChange> changes;
   const auto found = std::ranges::find(states_, uuid, &State::uuid);
   if (found == states_.end()) return changes;
@@ -165,7 +165,8 @@ std::vector<HealthChange> HealthBook::OnProbe(const std::string& uuid, const Pro
   return changes;
 }
 
-std::vector<HealthChange> HealthBook::OnNvmlGone(const std::string& reason, bool driver_unloaded) {
+std::vector<HealthChange> HealthTracker::OnNvmlGone(const std::string& reason,
+                                                    bool driver_unloaded) {
   std::vector<HealthChange> changes;
   for (State& state : states_) {
     state.good = 0;
@@ -176,7 +177,7 @@ std::vector<HealthChange> HealthBook::OnNvmlGone(const std::string& reason, bool
   return changes;
 }
 
-std::string HealthBook::Reason(const State& state) const {
+std::string HealthTracker::Reason(const State& state) const {
   if (!state.nvml_gone.empty()) return Concat("NVML fails: ", state.nvml_gone);
   if (!state.lost.empty()) return Concat("the GPU does not answer: ", state.lost);
   if (state.recovery_action && NeedsReset(*state.recovery_action)) {
@@ -191,7 +192,7 @@ std::string HealthBook::Reason(const State& state) const {
   return {};
 }
 
-void HealthBook::Settle(State& state, std::vector<HealthChange>& changes) const {
+void HealthTracker::Settle(State& state, std::vector<HealthChange>& changes) const {
   const std::string reason = Reason(state);
   const bool healthy = reason.empty() && (state.healthy || state.good >= rules_.good_probes);
   if (healthy == state.healthy) return;
@@ -199,7 +200,7 @@ void HealthBook::Settle(State& state, std::vector<HealthChange>& changes) const 
   changes.push_back({state.uuid, healthy, reason});
 }
 
-std::vector<DeviceHealth> HealthBook::Look() const {
+std::vector<DeviceHealth> HealthTracker::Look() const {
   std::vector<DeviceHealth> all;
   for (const State& state : states_) {
     std::string reason = Reason(state);
@@ -210,13 +211,13 @@ std::vector<DeviceHealth> HealthBook::Look() const {
   return all;
 }
 
-std::vector<XidCount> HealthBook::xids() const { return counts_; }
+std::vector<XidCount> HealthTracker::xids() const { return counts_; }
 
-bool HealthBook::AllHealthy() const { return std::ranges::all_of(states_, &State::healthy); }
+bool HealthTracker::AllHealthy() const { return std::ranges::all_of(states_, &State::healthy); }
 
-bool HealthBook::AnyLost() const { return std::ranges::any_of(states_, &State::was_lost); }
+bool HealthTracker::AnyLost() const { return std::ranges::any_of(states_, &State::was_lost); }
 
-bool HealthBook::AnyInDoubt() const {
+bool HealthTracker::AnyInDoubt() const {
   return std::ranges::any_of(
       states_, [](const State& state) { return state.failed > 0 && state.lost.empty(); });
 }

@@ -70,10 +70,10 @@ struct XidCount {
   int64_t last_ms = 0;
 };
 
-class HealthBook {
+class HealthTracker {
  public:
   // A device is healthy until a sign comes.
-  HealthBook(HealthRules rules, const std::vector<Device>& devices);
+  HealthTracker(HealthRules rules, const std::vector<Device>& devices);
 
   // A second check decides after a failed one.
   static constexpr uint32_t kFailedProbes = 2;

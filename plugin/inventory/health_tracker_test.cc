@@ -57,14 +57,14 @@ class HealthBookTest : public ::testing::Test {
     std::vector<HealthChange> all;
     for (int i = 0; i < times; ++i) {
       now_ms_ += 1000;
-      for (const auto& change : book_.OnProbe("GPU-0", probe, now_ms_)) all.push_back(change);
+      for (const auto& change : tracker_.OnProbe("GPU-0", probe, now_ms_)) all.push_back(change);
     }
     return all;
   }
   std::vector<HealthChange> Xid(uint64_t xid) {
-    return book_.OnXid("GPU-0", xid, kNoInstance, kNoInstance, now_ms_);
+    return tracker_.OnXid("GPU-0", xid, kNoInstance, kNoInstance, now_ms_);
   }
-  bool Healthy(size_t device = 0) const { return book_.Look()[device].healthy; }
+  bool Healthy(size_t device = 0) const { return tracker_.Look()[device].healthy; }
   // Seconds of successful checks until GPU-0 is healthy.
   int SecondsToHealth(const Probe& probe) {
     for (int seconds = 1; seconds < 100'000; ++seconds) {
@@ -73,7 +73,7 @@ class HealthBookTest : public ::testing::Test {
     return -1;
   }
 
-  HealthBook book_{HealthRules{}, {Gpu("GPU-0"), Gpu("GPU-1")}};
+  HealthTracker tracker_{HealthRules{}, {Gpu("GPU-0"), Gpu("GPU-1")}};
   int64_t now_ms_ = 1;
 };
 
@@ -82,9 +82,9 @@ TEST_F(HealthBookTest, AnApplicationsOwnFaultIsCountedAndIgnored) {
     EXPECT_THAT(Xid(xid), IsEmpty()) << xid;
   Xid(13);
   EXPECT_TRUE(Healthy());
-  ASSERT_THAT(book_.xids(), SizeIs(7));
-  EXPECT_EQ(book_.xids()[0].xid, 13u);
-  EXPECT_EQ(book_.xids()[0].count, 2u);
+  ASSERT_THAT(tracker_.xids(), SizeIs(7));
+  EXPECT_EQ(tracker_.xids()[0].xid, 13u);
+  EXPECT_EQ(tracker_.xids()[0].count, 2u);
 }
 
 TEST_F(HealthBookTest, AFatalXidConcernsItsGpuAtOnceAndAQuietTimeEndsIt) {
@@ -99,7 +99,7 @@ TEST_F(HealthBookTest, AFatalXidConcernsItsGpuAtOnceAndAQuietTimeEndsIt) {
       << "this driver has a recovery action, and requests nothing";
   Xid(79);
   EXPECT_EQ(SecondsToHealth(Good()), 60) << "the XID returned, so the time doubles";
-  now_ms_ += HealthBook::kForgetMs;
+  now_ms_ += HealthTracker::kForgetMs;
   Xid(79);
   EXPECT_EQ(SecondsToHealth(Good()), 30) << "a day later";
 }
@@ -118,11 +118,11 @@ TEST_F(HealthBookTest, WhereItDependsTheDriverDecides) {
   EXPECT_THAT(Xid(48), IsEmpty()) << "contained, as the recovery action says";
   EXPECT_THAT(Look(Good(0, 1)), IsEmpty());
   ASSERT_THAT(Look(Good(kResetGpu, 2)), SizeIs(1));
-  EXPECT_THAT(book_.Look()[0].reason, HasSubstr("requests a reset of the GPU"));
+  EXPECT_THAT(tracker_.Look()[0].reason, HasSubstr("requests a reset of the GPU"));
   Look(Good(kResetGpu, 2), 10'000);
   EXPECT_FALSE(Healthy()) << "as long as the driver requests it";
   Look(Good(kUnknownAction, 2));
-  EXPECT_THAT(book_.Look()[0].reason, HasSubstr("requests recovery action 99, which"));
+  EXPECT_THAT(tracker_.Look()[0].reason, HasSubstr("requests recovery action 99, which"));
   EXPECT_EQ(SecondsToHealth(Good()), 3);
   Look(Good(kDrainPeers), 10);
   EXPECT_TRUE(Healthy()) << "traffic between GPUs only";
@@ -146,8 +146,8 @@ TEST_F(HealthBookTest, AResetEndsTheQuietTime) {
 
 TEST_F(HealthBookTest, ALostGpuIsHealthyWhenItAnswersAgain) {
   ASSERT_THAT(Look(Bad(Probe::Answer::kLost)), SizeIs(1));
-  EXPECT_THAT(book_.Look()[0].reason, HasSubstr("does not answer: no answer"));
-  EXPECT_TRUE(book_.AnyLost());
+  EXPECT_THAT(tracker_.Look()[0].reason, HasSubstr("does not answer: no answer"));
+  EXPECT_TRUE(tracker_.AnyLost());
   Xid(79);
   Look(Bad(Probe::Answer::kLost), 100);
   EXPECT_THAT(Look(Good(), 2), IsEmpty());
@@ -157,9 +157,9 @@ TEST_F(HealthBookTest, ALostGpuIsHealthyWhenItAnswersAgain) {
 
 TEST_F(HealthBookTest, OneFailedLookIsNothingTwoAre) {
   EXPECT_THAT(Look(Bad(Probe::Answer::kFailed)), IsEmpty());
-  EXPECT_TRUE(book_.AnyInDoubt());
+  EXPECT_TRUE(tracker_.AnyInDoubt());
   EXPECT_THAT(Look(Good()), IsEmpty());
-  EXPECT_FALSE(book_.AnyInDoubt());
+  EXPECT_FALSE(tracker_.AnyInDoubt());
   EXPECT_THAT(Look(Bad(Probe::Answer::kFailed), 2), SizeIs(1));
   EXPECT_EQ(SecondsToHealth(Good()), 3);
 }
@@ -173,30 +173,30 @@ TEST_F(HealthBookTest, AFailedRemappingStays) {
 }
 
 TEST_F(HealthBookTest, NvmlsFailureConcernsAll) {
-  EXPECT_THAT(book_.OnNvmlGone("driver not loaded", true), SizeIs(2));
-  EXPECT_THAT(book_.OnNvmlGone("driver not loaded", true), IsEmpty());
+  EXPECT_THAT(tracker_.OnNvmlGone("driver not loaded", true), SizeIs(2));
+  EXPECT_THAT(tracker_.OnNvmlGone("driver not loaded", true), IsEmpty());
   EXPECT_EQ(SecondsToHealth(Good()), 3);
   EXPECT_FALSE(Healthy(1)) << "not checked yet";
 }
 
-TEST(HealthBook, RulesGoBeforeTheTable) {
-  HealthBook book({.ignore_xids = {79, 48}, .fatal_xids = {13, 48}}, {Gpu("GPU-0")});
-  const auto xid = [&book](uint64_t number) {
-    return book.OnXid("GPU-0", number, kNoInstance, kNoInstance, 1);
+TEST(HealthTracker, RulesGoBeforeTheTable) {
+  HealthTracker tracker({.ignore_xids = {79, 48}, .fatal_xids = {13, 48}}, {Gpu("GPU-0")});
+  const auto xid = [&tracker](uint64_t number) {
+    return tracker.OnXid("GPU-0", number, kNoInstance, kNoInstance, 1);
   };
   EXPECT_THAT(xid(79), IsEmpty());
   EXPECT_THAT(xid(48), SizeIs(1)) << "fatal-xids has precedence";
   EXPECT_THAT(xid(13), IsEmpty()) << "it is unhealthy already";
 }
 
-TEST(HealthBook, OfAGpuInMigModeOnlyTheInstanceThatIsNamed) {
-  HealthBook book(HealthRules{},
-                  {Gpu("GPU-0"), Instance("MIG-1", "GPU-1", 1), Instance("MIG-2", "GPU-1", 2)});
-  const auto one = book.OnXid("GPU-1", 95, 2, 0, 1);
+TEST(HealthTracker, OfAGpuInMigModeOnlyTheInstanceThatIsNamed) {
+  HealthTracker tracker(
+      HealthRules{}, {Gpu("GPU-0"), Instance("MIG-1", "GPU-1", 1), Instance("MIG-2", "GPU-1", 2)});
+  const auto one = tracker.OnXid("GPU-1", 95, 2, 0, 1);
   ASSERT_THAT(one, SizeIs(1));
   EXPECT_EQ(one[0].uuid, "MIG-2");
-  EXPECT_THAT(book.OnXid("GPU-1", 95, 2, kNoInstance, 1), IsEmpty());
-  const auto all = book.OnXid("GPU-1", 79, kNoInstance, kNoInstance, 1);
+  EXPECT_THAT(tracker.OnXid("GPU-1", 95, 2, kNoInstance, 1), IsEmpty());
+  const auto all = tracker.OnXid("GPU-1", 79, kNoInstance, kNoInstance, 1);
   ASSERT_THAT(all, SizeIs(1)) << "only the other device";
   EXPECT_EQ(all[0].uuid, "MIG-1");
 }
@@ -207,7 +207,7 @@ constexpr uint64_t kSeeds = 300;
 
 // Goal: invariants 1 to 4 of the header. Method: random signs on three GPUs, one of them in MIG
 // mode, against a model that only knows the time of each device's last sign; GPU-2 gets none.
-TEST(HealthBook, RandomSigns) {
+TEST(HealthTracker, RandomSigns) {
   SCOPED_TRACE(gpushm::testing::StrideNote());
   const uint64_t first = gpushm::testing::TestSeed(0);
   const auto stride = static_cast<uint64_t>(gpushm::testing::Stride());
@@ -221,7 +221,7 @@ TEST(HealthBook, RandomSigns) {
     rules.quiet_ms = static_cast<uint32_t>(pick(700'000));
     const std::vector<Device> devices = {Gpu("GPU-0"), Instance("MIG-1", "GPU-1", 1),
                                          Instance("MIG-2", "GPU-1", 2), Gpu("GPU-2")};
-    HealthBook book(rules, devices);
+    HealthTracker tracker(rules, devices);
     const bool speaks = pick(2) == 0;
     std::map<std::string, bool> healthy;
     std::map<std::string, uint32_t> good;
@@ -233,7 +233,7 @@ TEST(HealthBook, RandomSigns) {
         ASSERT_NE(change.reason.empty(), !change.healthy);
         ASSERT_TRUE(!change.healthy || good[change.uuid] >= rules.good_probes) << "invariant 2";
       }
-      for (const DeviceHealth& device : book.Look()) {
+      for (const DeviceHealth& device : tracker.Look()) {
         ASSERT_EQ(device.healthy, healthy[device.uuid]) << "invariant 4";
       }
       ASSERT_TRUE(healthy["GPU-2"]) << "invariant 1";
@@ -243,7 +243,7 @@ TEST(HealthBook, RandomSigns) {
       const bool bad = probe.answer != Probe::Answer::kGood || probe.remap_failed ||
                        NeedsReset(probe.recovery_action.value_or(0));
       good[uuid] = bad ? 0 : good[uuid] + 1;
-      check(book.OnProbe(uuid, probe, now_ms));
+      check(tracker.OnProbe(uuid, probe, now_ms));
     };
     for (int step = 0; step < 400; ++step) {
       now_ms += static_cast<int64_t>(pick(20'000));
@@ -253,8 +253,8 @@ TEST(HealthBook, RandomSigns) {
         case 0: {
           const bool whole = pick(2) == 0;
           const auto instance = static_cast<uint32_t>(whole ? kNoInstance : 1 + pick(2));
-          check(book.OnXid(whole ? "GPU-0" : "GPU-1", kSomeXids[pick(kSomeXids.size())], instance,
-                           kNoInstance, now_ms));
+          check(tracker.OnXid(whole ? "GPU-0" : "GPU-1", kSomeXids[pick(kSomeXids.size())],
+                              instance, kNoInstance, now_ms));
           break;
         }
         case 1:
@@ -275,9 +275,9 @@ TEST(HealthBook, RandomSigns) {
         look(device.uuid, Good(speaks ? std::optional<uint32_t>(0) : std::nullopt, 0));
       }
       if (::testing::Test::HasFatalFailure()) return;
-      if (book.AllHealthy() && i > 20) break;
+      if (tracker.AllHealthy() && i > 20) break;
     }
-    EXPECT_TRUE(book.AllHealthy()) << "invariant 3";
+    EXPECT_TRUE(tracker.AllHealthy()) << "invariant 3";
   }
 }
 

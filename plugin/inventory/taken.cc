@@ -114,10 +114,9 @@ Found FindId(std::string_view id, bool nvidia, const std::vector<Device>& device
 
 }  // namespace
 
-TakenGpus FindTaken(const std::vector<Device>& devices,
-                    const std::map<std::string, DeviceIds>& offers,
-                    const std::vector<std::string>& not_gpus) {
-  TakenGpus taken;
+Takers FindTaken(const std::vector<Device>& devices, const std::map<std::string, DeviceIds>& offers,
+                 const std::vector<std::string>& not_gpus) {
+  Takers taken;
   for (const auto& [resource, ids] : offers) {
     if (std::ranges::find(not_gpus, resource) != not_gpus.end()) continue;
     const bool nvidia = resource.starts_with(kNvidia);
@@ -141,7 +140,7 @@ bool DraDriverServes(const std::string& plugins_registry_folder) {
   });
 }
 
-TakenBook::TakenBook(std::string path, const std::vector<std::string>& not_gpus, int64_t now_ms)
+TakenGpus::TakenGpus(std::string path, const std::vector<std::string>& not_gpus, int64_t now_ms)
     : path_(std::move(path)) {
   const Result<std::string> text = ReadWhole(path_, kMaxFileBytes);
   if (!text) return;
@@ -155,8 +154,7 @@ TakenBook::TakenBook(std::string path, const std::vector<std::string>& not_gpus,
   }
 }
 
-void TakenBook::Observe(const TakenGpus& seen, const std::set<std::string>& offering,
-                        int64_t now_ms) {
+void TakenGpus::Observe(const Takers& seen, const std::set<std::string>& offering, int64_t now_ms) {
   bool changed = false;
   for (const auto& [uuid, taker] : seen) {
     Entry& entry = entries_[uuid];
@@ -185,7 +183,7 @@ void TakenBook::Observe(const TakenGpus& seen, const std::set<std::string>& offe
   if (changed) Write();
 }
 
-std::string TakenBook::By(const std::string& uuid) const {
+std::string TakenGpus::By(const std::string& uuid) const {
   for (const std::string& name : {uuid, std::string(kAnyGpu)}) {
     const auto found = entries_.find(name);
     if (found != entries_.end()) return found->second.by;
@@ -193,7 +191,7 @@ std::string TakenBook::By(const std::string& uuid) const {
   return {};
 }
 
-void TakenBook::Write() const {
+void TakenGpus::Write() const {
   nlohmann::json known = nlohmann::json::object();
   for (const auto& [uuid, entry] : entries_) known[uuid] = entry.by;
   const auto text = known.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";

@@ -6,7 +6,7 @@
 // then the same as before. So a GPU that was seen once counts as taken until it was not seen for
 // kForgetMs, also over restarts of this plugin and of the node.
 //
-// Threads: functions, any; TakenBook, one at a time.
+// Threads: functions, any; TakenGpus, one at a time.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Taker {
   std::string id;  // The device ID by which it was seen.
 };
 // By UUID of a Device, or kAnyGpu.
-using TakenGpus = std::map<std::string, Taker>;
+using Takers = std::map<std::string, Taker>;
 // Somebody hands out GPUs and it is unknown which, so it may be any GPU.
 inline constexpr char kAnyGpu[] = "*";
 
@@ -40,9 +40,8 @@ inline constexpr char kAnyGpu[] = "*";
 //   nvidia0, nvidia0/gi1, nvidia0/gi1/vgpu2   GKE's plugin: /dev/nvidia0
 // Any other ID under nvidia.com stands for kAnyGpu, unless its resource is one of `not_gpus`: a
 // number may be the IOMMU group of a GPU for virtual machines (KubeVirt), or a network card.
-TakenGpus FindTaken(const std::vector<Device>& devices,
-                    const std::map<std::string, DeviceIds>& offers,
-                    const std::vector<std::string>& not_gpus);
+Takers FindTaken(const std::vector<Device>& devices, const std::map<std::string, DeviceIds>& offers,
+                 const std::vector<std::string>& not_gpus);
 
 // The name that podresources uses for what that driver gave to a container.
 inline constexpr char kDraDriver[] = "gpu.nvidia.com";
@@ -50,7 +49,7 @@ inline constexpr char kDraDriver[] = "gpu.nvidia.com";
 // the kubelet's folder of plugin registrations. It reports its GPUs only to the API server.
 bool DraDriverServes(const std::string& plugins_registry_folder);
 
-class TakenBook {
+class TakenGpus {
  public:
   // As long as the kubelet remembers a plugin that has ended (endpointStopGracePeriod). While that
   // plugin advertises other devices, a device that it no longer advertises is not forgotten at all:
@@ -59,11 +58,11 @@ class TakenBook {
 
   // Reads what an earlier run knew from `path`, except what resources of `not_gpus` took. A file
   // that cannot be read counts as empty.
-  TakenBook(std::string path, const std::vector<std::string>& not_gpus, int64_t now_ms);
+  TakenGpus(std::string path, const std::vector<std::string>& not_gpus, int64_t now_ms);
 
   // Takes what is seen now, and the resources that advertise any device. Logs and writes down what
   // is new or forgotten.
-  void Observe(const TakenGpus& seen, const std::set<std::string>& offering, int64_t now_ms);
+  void Observe(const Takers& seen, const std::set<std::string>& offering, int64_t now_ms);
 
   // Who hands out that GPU; empty: nobody else.
   std::string By(const std::string& uuid) const;

@@ -96,7 +96,7 @@ TEST(FindTaken, WhatIsNoGpuOfThisNodeTakesNone) {
 TEST(FindTaken, AnUnknownIdOfNvidiaMayBeAnyGpu) {
   for (const char* id : {"17", "", "GPU", "nvidia", "nvidia0x", "nvidia0/gi", "nvidia0/vgpu",
                          "nvidia99999999999", "0000:3b:00", "0000:3b:00.00", "gpu-0"}) {
-    const TakenGpus taken = FindTaken(Devices(), {{"nvidia.com/thing", {id}}}, {});
+    const Takers taken = FindTaken(Devices(), {{"nvidia.com/thing", {id}}}, {});
     ASSERT_THAT(taken, UnorderedElementsAre(Pair(kAnyGpu, ::testing::_)));
     EXPECT_EQ(taken.at(kAnyGpu).by, "nvidia.com/thing");
     EXPECT_EQ(taken.at(kAnyGpu).id, id);
@@ -110,55 +110,56 @@ TEST(FindTaken, AnUnknownIdOfNvidiaMayBeAnyGpu) {
   }
 }
 
-TEST(TakenBook, RemembersForAsLongAsTheKubeletDoes) {
+TEST(TakenGpus, RemembersForAsLongAsTheKubeletDoes) {
   const TempFolder folder;
   const std::string path = folder / "taken.json";
-  TakenBook book(path, {}, 0);
-  EXPECT_EQ(book.By(kA), "");
-  book.Observe({{kA, {"nvidia.com/gpu", kA}}}, {}, 1000);
-  EXPECT_EQ(book.By(kA), "nvidia.com/gpu");
-  EXPECT_EQ(book.By(kB), "");
+  TakenGpus taken(path, {}, 0);
+  EXPECT_EQ(taken.By(kA), "");
+  taken.Observe({{kA, {"nvidia.com/gpu", kA}}}, {}, 1000);
+  EXPECT_EQ(taken.By(kA), "nvidia.com/gpu");
+  EXPECT_EQ(taken.By(kB), "");
   // A kubelet that has restarted has an empty list at first.
-  book.Observe({}, {}, 1000 + TakenBook::kForgetMs - 1);
-  EXPECT_EQ(book.By(kA), "nvidia.com/gpu");
+  taken.Observe({}, {}, 1000 + TakenGpus::kForgetMs - 1);
+  EXPECT_EQ(taken.By(kA), "nvidia.com/gpu");
   // So has this plugin after a restart, or a reboot of the node.
-  TakenBook restarted(path, {}, 50);
+  TakenGpus restarted(path, {}, 50);
   EXPECT_EQ(restarted.By(kA), "nvidia.com/gpu");
-  restarted.Observe({}, {}, 50 + TakenBook::kForgetMs);
+  restarted.Observe({}, {}, 50 + TakenGpus::kForgetMs);
   EXPECT_EQ(restarted.By(kA), "");
-  EXPECT_EQ(TakenBook(path, {}, 0).By(kA), "");
+  EXPECT_EQ(TakenGpus(path, {}, 0).By(kA), "");
 }
 
 // A device that is unhealthy there is not advertised, and returns later.
-TEST(TakenBook, IsNotForgottenWhileItsPluginOffersOthers) {
+TEST(TakenGpus, IsNotForgottenWhileItsPluginOffersOthers) {
   const TempFolder folder;
-  TakenBook book(folder / "taken.json", {}, 0);
-  book.Observe({{kA, {"nvidia.com/gpu", kA}}, {kB, {"nvidia.com/gpu", kB}}}, {"nvidia.com/gpu"}, 0);
-  book.Observe({{kB, {"nvidia.com/gpu", kB}}}, {"nvidia.com/gpu"}, 2 * TakenBook::kForgetMs);
-  EXPECT_EQ(book.By(kA), "nvidia.com/gpu");
-  book.Observe({}, {}, 4 * TakenBook::kForgetMs);
-  EXPECT_EQ(book.By(kA), "");
+  TakenGpus taken(folder / "taken.json", {}, 0);
+  taken.Observe({{kA, {"nvidia.com/gpu", kA}}, {kB, {"nvidia.com/gpu", kB}}}, {"nvidia.com/gpu"},
+                0);
+  taken.Observe({{kB, {"nvidia.com/gpu", kB}}}, {"nvidia.com/gpu"}, 2 * TakenGpus::kForgetMs);
+  EXPECT_EQ(taken.By(kA), "nvidia.com/gpu");
+  taken.Observe({}, {}, 4 * TakenGpus::kForgetMs);
+  EXPECT_EQ(taken.By(kA), "");
 }
 
-TEST(TakenBook, AnyGpuIsEachOfThem) {
+TEST(TakenGpus, AnyGpuIsEachOfThem) {
   const TempFolder folder;
-  TakenBook book(folder / "taken.json", {}, 0);
-  book.Observe({{kAnyGpu, {"nvidia.com/thing", "17"}}}, {}, 0);
-  EXPECT_EQ(book.By(kA), "nvidia.com/thing");
-  EXPECT_EQ(book.By(kAnyGpu), "nvidia.com/thing");
-  EXPECT_EQ(TakenBook(folder / "taken.json", {}, 0).By(kA), "nvidia.com/thing");
-  EXPECT_EQ(TakenBook(folder / "taken.json", {"nvidia.com/thing"}, 0).By(kA), "");
+  TakenGpus taken(folder / "taken.json", {}, 0);
+  taken.Observe({{kAnyGpu, {"nvidia.com/thing", "17"}}}, {}, 0);
+  EXPECT_EQ(taken.By(kA), "nvidia.com/thing");
+  EXPECT_EQ(taken.By(kAnyGpu), "nvidia.com/thing");
+  EXPECT_EQ(TakenGpus(folder / "taken.json", {}, 0).By(kA), "nvidia.com/thing");
+  EXPECT_EQ(TakenGpus(folder / "taken.json", {"nvidia.com/thing"}, 0).By(kA), "");
 }
 
-TEST(TakenBook, AFileThatCannotBeReadIsAnEmptyOne) {
+TEST(TakenGpus, AFileThatCannotBeReadIsAnEmptyOne) {
   const TempFolder folder;
   const std::string path = folder / "taken.json";
   for (const char* text : {"", "[]", "{\"x\": 1}", "{", "null"}) {
     std::ofstream(path) << text;
-    TakenBook book(path, {}, 0);
-    EXPECT_EQ(book.By(kA), "") << text;
-    book.Observe({{kA, {"nvidia.com/gpu", kA}}}, {}, 0);
-    EXPECT_EQ(TakenBook(path, {}, 0).By(kA), "nvidia.com/gpu") << text;
+    TakenGpus taken(path, {}, 0);
+    EXPECT_EQ(taken.By(kA), "") << text;
+    taken.Observe({{kA, {"nvidia.com/gpu", kA}}}, {}, 0);
+    EXPECT_EQ(TakenGpus(path, {}, 0).By(kA), "nvidia.com/gpu") << text;
   }
 }
 

@@ -63,9 +63,9 @@ class Collector {
   explicit Collector(Sources sources) : sources_(std::move(sources)) {}
 
   // The answers for /metrics and for status.json (one JSON object: docs/reference/status.md).
-  // Simultaneous callers share one (pages.h). Null: it took longer than kPatienceMs.
-  Pages::Page Metrics() { return metrics_.Get(Deadline::AfterMs(kPatienceMs)); }
-  Pages::Page StatusJson() { return status_.Get(Deadline::AfterMs(kPatienceMs)); }
+  // Simultaneous callers share one (shared_answer.h). Null: it took longer than kPatienceMs.
+  SharedAnswer::Text Metrics() { return metrics_.Get(Deadline::AfterMs(kPatienceMs)); }
+  SharedAnswer::Text StatusJson() { return status_.Get(Deadline::AfterMs(kPatienceMs)); }
 
  private:
   struct Collected {  // A source: whether it answered, and how fast.
@@ -85,8 +85,8 @@ class Collector {
   std::optional<BookView> book_;       // As last read.
   protocol::CounterValues counted_{};  // As last read.
   size_t last_bytes_ = 0;
-  Pages metrics_{[this] { return MakeMetrics(); }};
-  Pages status_{[this] { return MakeStatusJson(); }};
+  SharedAnswer metrics_{[this] { return MakeMetrics(); }};
+  SharedAnswer status_{[this] { return MakeStatusJson(); }};
 };
 
 // ---- the parts, all pure

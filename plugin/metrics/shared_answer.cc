@@ -5,32 +5,32 @@
 
 namespace gpushm::plugin {
 
-Pages::Page Pages::Get(const Deadline& deadline) {
+SharedAnswer::Text SharedAnswer::Get(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   const uint64_t wanted = begun_ + 1;
   while (making_) {
     ++waiting_;
     const auto woken = changed_.wait_for(lock, std::chrono::nanoseconds(deadline.RemainingNs()));
-    const Page page = made_ >= wanted ? newest_ : nullptr;
+    const Text text = made_ >= wanted ? newest_ : nullptr;
     if (--waiting_ == 0) newest_.reset();
-    if (page != nullptr) return page;
+    if (text != nullptr) return text;
     if (woken == std::cv_status::timeout && deadline.Passed()) return nullptr;
   }
-  std::erase_if(alive_, [](const auto& page) { return page.expired(); });
-  if (alive_.size() >= kMostPages) {
-    if (Page newest = alive_.back().lock()) return newest;
+  std::erase_if(alive_, [](const auto& text) { return text.expired(); });
+  if (alive_.size() >= kMostAnswers) {
+    if (Text newest = alive_.back().lock()) return newest;
   }
   making_ = true;
   const uint64_t number = ++begun_;
   lock.unlock();
-  Page page = std::make_shared<const std::string>(make_());
+  Text text = std::make_shared<const std::string>(make_());
   lock.lock();
   making_ = false;
   made_ = number;
-  alive_.push_back(page);
-  if (waiting_ > 0) newest_ = page;
+  alive_.push_back(text);
+  if (waiting_ > 0) newest_ = text;
   changed_.notify_all();
-  return page;
+  return text;
 }
 
 }  // namespace gpushm::plugin

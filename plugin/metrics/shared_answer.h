@@ -3,7 +3,7 @@
 // Invariants
 //   (1) One answer is made at a time. Callers that arrive meanwhile share the next one. So what a
 //       caller gets was begun after its request, except for (2).
-//   (2) At most kMostPages answers exist, including those that slow callers still read. At that
+//   (2) At most kMostAnswers answers exist, including those that slow callers still read. At that
 //       number, callers get the newest one. Its age is bounded, because a caller's time is
 //       (http_server.h, kAnswerMs).
 //
@@ -23,16 +23,16 @@
 
 namespace gpushm::plugin {
 
-class Pages {
+class SharedAnswer {
  public:
-  using Page = std::shared_ptr<const std::string>;
-  static constexpr size_t kMostPages = 2;
+  using Text = std::shared_ptr<const std::string>;
+  static constexpr size_t kMostAnswers = 2;
 
   // `make` is called from one thread at a time.
-  explicit Pages(std::function<std::string()> make) : make_(std::move(make)) {}
+  explicit SharedAnswer(std::function<std::string()> make) : make_(std::move(make)) {}
 
   // Null: no answer was ready by the deadline.
-  Page Get(const Deadline& deadline);
+  Text Get(const Deadline& deadline);
 
  private:
   const std::function<std::string()> make_;
@@ -42,7 +42,7 @@ class Pages {
   uint64_t begun_ = 0;  // Answers that were begun; each has its number.
   uint64_t made_ = 0;   // The last one that is ready.
   size_t waiting_ = 0;
-  Page newest_;  // Held only while somebody waits for it.
+  Text newest_;  // Held only while somebody waits for it.
   std::vector<std::weak_ptr<const std::string>> alive_;
 };
 

@@ -39,58 +39,58 @@ class Maker {
   std::atomic<int> allowed_ = 0;
 };
 
-TEST(Pages, EachCallerByItselfGetsAPageOfItsOwn) {
+TEST(SharedAnswer, EachCallerByItselfGetsAnAnswerOfItsOwn) {
   int made = 0;
-  Pages pages([&] { return std::to_string(++made); });
-  for (int i = 1; i <= 5; ++i) EXPECT_EQ(*pages.Get(Soon()), std::to_string(i));
+  SharedAnswer answer([&] { return std::to_string(++made); });
+  for (int i = 1; i <= 5; ++i) EXPECT_EQ(*answer.Get(Soon()), std::to_string(i));
 }
 
 // Goal: a caller that comes while an answer is made shares the next one, which begins after it
 // came.
-TEST(Pages, CallersAtTheSameTimeShare) {
+TEST(SharedAnswer, CallersAtTheSameTimeShare) {
   Maker maker;
-  Pages pages([&] { return maker.Make(); });
-  auto first = std::async(std::launch::async, [&] { return pages.Get(Soon()); });
+  SharedAnswer answer([&] { return maker.Make(); });
+  auto first = std::async(std::launch::async, [&] { return answer.Get(Soon()); });
   ASSERT_TRUE(maker.WaitBegun(1));
   std::atomic<int> asking = 0;
-  std::vector<std::future<Pages::Page>> others;
+  std::vector<std::future<SharedAnswer::Text>> others;
   for (int i = 0; i < 16; ++i) {
     others.push_back(std::async(std::launch::async, [&] {
       ++asking;
-      return pages.Get(Soon());
+      return answer.Get(Soon());
     }));
   }
   while (asking < 16) std::this_thread::yield();
   maker.Allow(1000);
   EXPECT_EQ(*first.get(), "1");
   for (auto& other : others) {
-    const Pages::Page page = other.get();
-    ASSERT_NE(page, nullptr);
-    EXPECT_NE(*page, "1");
+    const SharedAnswer::Text text = other.get();
+    ASSERT_NE(text, nullptr);
+    EXPECT_NE(*text, "1");
   }
 }
 
 // Goal: slow readers cannot keep many answers alive. Method: callers that keep what they got.
-TEST(Pages, WhileOthersReadThereAreFew) {
+TEST(SharedAnswer, WhileOthersReadThereAreFew) {
   int made = 0;
-  Pages pages([&] { return std::to_string(++made); });
-  std::vector<Pages::Page> kept;
-  for (int i = 0; i < 10; ++i) kept.push_back(pages.Get(Soon()));
-  EXPECT_EQ(made, static_cast<int>(Pages::kMostPages));
-  EXPECT_EQ(*kept.back(), std::to_string(Pages::kMostPages)) << "the newest answer";
+  SharedAnswer answer([&] { return std::to_string(++made); });
+  std::vector<SharedAnswer::Text> kept;
+  for (int i = 0; i < 10; ++i) kept.push_back(answer.Get(Soon()));
+  EXPECT_EQ(made, static_cast<int>(SharedAnswer::kMostAnswers));
+  EXPECT_EQ(*kept.back(), std::to_string(SharedAnswer::kMostAnswers)) << "the newest answer";
   kept.clear();
-  EXPECT_EQ(*pages.Get(Soon()), std::to_string(Pages::kMostPages + 1));
+  EXPECT_EQ(*answer.Get(Soon()), std::to_string(SharedAnswer::kMostAnswers + 1));
 }
 
-TEST(Pages, NobodyWaitsBeyondTheDeadline) {
+TEST(SharedAnswer, NobodyWaitsBeyondTheDeadline) {
   Maker maker;
-  Pages pages([&] { return maker.Make(); });
-  auto first = std::async(std::launch::async, [&] { return pages.Get(Soon()); });
+  SharedAnswer answer([&] { return maker.Make(); });
+  auto first = std::async(std::launch::async, [&] { return answer.Get(Soon()); });
   ASSERT_TRUE(maker.WaitBegun(1));
-  EXPECT_EQ(pages.Get(Deadline::AfterMs(10)), nullptr);
+  EXPECT_EQ(answer.Get(Deadline::AfterMs(10)), nullptr);
   maker.Allow(1000);
   EXPECT_EQ(*first.get(), "1");
-  EXPECT_NE(pages.Get(Soon()), nullptr);
+  EXPECT_NE(answer.Get(Soon()), nullptr);
 }
 
 }  // namespace

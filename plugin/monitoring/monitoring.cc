@@ -10,7 +10,7 @@
 namespace gpushm::plugin {
 namespace {
 
-http::Answer Paged(std::string_view content_type, Pages::Page page) {
+http::Answer Paged(std::string_view content_type, SharedAnswer::Text page) {
   if (page == nullptr) {
     return {.status = 503, .body = "the answer was not ready in time; try again\n", .headers = {}};
   }

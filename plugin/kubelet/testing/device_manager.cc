@@ -23,8 +23,8 @@ Ids Both(const Ids& a, const Ids& b) {
 
 }  // namespace
 
-void DeviceBook::SetDevices(const std::string& resource,
-                            const std::map<std::string, bool>& healthy_by_id) {
+void DeviceManager::SetDevices(const std::string& resource,
+                               const std::map<std::string, bool>& healthy_by_id) {
   const std::lock_guard lock(mutex_);
   Devices& devices = devices_[resource];
   devices = {};
@@ -32,48 +32,48 @@ void DeviceBook::SetDevices(const std::string& resource,
     (healthy ? devices.healthy : devices.unhealthy).insert(id);
 }
 
-void DeviceBook::MarkUnhealthy(const std::string& resource) {
+void DeviceManager::MarkUnhealthy(const std::string& resource) {
   const std::lock_guard lock(mutex_);
   Devices& devices = devices_[resource];
   devices.unhealthy.merge(devices.healthy);
   devices.healthy.clear();
 }
 
-void DeviceBook::Restart() {
+void DeviceManager::Restart() {
   const std::lock_guard lock(mutex_);
   for (auto& [resource, devices] : devices_) devices = {};
   RebuildLocked();
 }
 
-bool DeviceBook::IsKnown(const std::string& resource) const {
+bool DeviceManager::IsKnown(const std::string& resource) const {
   const std::lock_guard lock(mutex_);
   return devices_.contains(resource) || allocated_.contains(resource);
 }
 
-size_t DeviceBook::Capacity(const std::string& resource) const {
+size_t DeviceManager::Capacity(const std::string& resource) const {
   const std::lock_guard lock(mutex_);
   const auto found = devices_.find(resource);
   return found == devices_.end() ? 0
                                  : found->second.healthy.size() + found->second.unhealthy.size();
 }
 
-size_t DeviceBook::Allocatable(const std::string& resource) const {
+size_t DeviceManager::Allocatable(const std::string& resource) const {
   const std::lock_guard lock(mutex_);
   const auto found = devices_.find(resource);
   return found == devices_.end() ? 0 : found->second.healthy.size();
 }
 
-std::map<std::string, Ids> DeviceBook::Healthy() const {
+std::map<std::string, Ids> DeviceManager::Healthy() const {
   const std::lock_guard lock(mutex_);
   std::map<std::string, Ids> healthy;
   for (const auto& [resource, devices] : devices_) healthy[resource] = devices.healthy;
   return healthy;
 }
 
-Result<std::optional<std::vector<std::string>>> DeviceBook::Reserve(const Holder& holder,
-                                                                    const std::string& resource,
-                                                                    size_t count,
-                                                                    bool already_running) {
+Result<std::optional<std::vector<std::string>>> DeviceManager::Reserve(const Holder& holder,
+                                                                       const std::string& resource,
+                                                                       size_t count,
+                                                                       bool already_running) {
   const std::lock_guard lock(mutex_);
   const auto& held = held_[holder];
   const auto had = held.find(resource);
@@ -103,18 +103,18 @@ Result<std::optional<std::vector<std::string>>> DeviceBook::Reserve(const Holder
   return chosen;
 }
 
-void DeviceBook::Insert(const Holder& holder, const std::string& resource,
-                        const std::vector<std::string>& ids, Answer answer) {
+void DeviceManager::Insert(const Holder& holder, const std::string& resource,
+                           const std::vector<std::string>& ids, Answer answer) {
   const std::lock_guard lock(mutex_);
   held_[holder][resource] = {Ids(ids.begin(), ids.end()), std::move(answer)};
 }
 
-void DeviceBook::Rebuild() {
+void DeviceManager::Rebuild() {
   const std::lock_guard lock(mutex_);
   RebuildLocked();
 }
 
-void DeviceBook::RebuildLocked() {
+void DeviceManager::RebuildLocked() {
   allocated_.clear();
   for (const auto& [holder, resources] : held_) {
     for (const auto& [resource, held] : resources)
@@ -122,7 +122,7 @@ void DeviceBook::RebuildLocked() {
   }
 }
 
-void DeviceBook::Update(const std::set<std::string>& active) {
+void DeviceManager::Update(const std::set<std::string>& active) {
   const std::lock_guard lock(mutex_);
   const auto is_gone = [&](const auto& item) { return !active.contains(item.first.uid); };
   const auto has_ids = [&](const auto& item) { return !item.second.empty() && is_gone(item); };
@@ -131,7 +131,7 @@ void DeviceBook::Update(const std::set<std::string>& active) {
   RebuildLocked();  // This also forgets IDs that are reserved but not yet held.
 }
 
-std::optional<Ids> DeviceBook::IdsOf(const Holder& holder, const std::string& resource) const {
+std::optional<Ids> DeviceManager::IdsOf(const Holder& holder, const std::string& resource) const {
   const std::lock_guard lock(mutex_);
   const auto found = held_.find(holder);
   if (found == held_.end()) return std::nullopt;
@@ -140,7 +140,7 @@ std::optional<Ids> DeviceBook::IdsOf(const Holder& holder, const std::string& re
   return held->second.ids;
 }
 
-std::map<std::string, Ids> DeviceBook::AllOf(const Holder& holder) const {
+std::map<std::string, Ids> DeviceManager::AllOf(const Holder& holder) const {
   const std::lock_guard lock(mutex_);
   std::map<std::string, Ids> all;
   const auto found = held_.find(holder);
@@ -149,7 +149,7 @@ std::map<std::string, Ids> DeviceBook::AllOf(const Holder& holder) const {
   return all;
 }
 
-std::vector<Answer> DeviceBook::AnswersOf(const Holder& holder) const {
+std::vector<Answer> DeviceManager::AnswersOf(const Holder& holder) const {
   const std::lock_guard lock(mutex_);
   std::vector<Answer> all;
   const auto found = held_.find(holder);
@@ -158,18 +158,18 @@ std::vector<Answer> DeviceBook::AnswersOf(const Holder& holder) const {
   return all;
 }
 
-bool DeviceBook::IsAnyUnhealthy(const std::string& resource, const Ids& ids) const {
+bool DeviceManager::IsAnyUnhealthy(const std::string& resource, const Ids& ids) const {
   const std::lock_guard lock(mutex_);
   const auto found = devices_.find(resource);
   return found != devices_.end() && !Both(ids, found->second.unhealthy).empty();
 }
 
-std::vector<std::string> DeviceBook::Shuffle(const Ids& ids) {
+std::vector<std::string> DeviceManager::Shuffle(const Ids& ids) {
   const std::lock_guard lock(mutex_);
   return ShuffleLocked(ids);
 }
 
-std::vector<std::string> DeviceBook::ShuffleLocked(const Ids& ids) {
+std::vector<std::string> DeviceManager::ShuffleLocked(const Ids& ids) {
   std::vector<std::string> order(ids.begin(), ids.end());
   std::shuffle(order.begin(), order.end(), random_);
   return order;

@@ -2,9 +2,10 @@
 // in kubelets 1.28 to 1.37, including the faults that matter to a plugin. No I/O.
 //
 //   - IDs are handed out in random order (Go's maps).
-//   - An ID is reserved before Allocate is called. The reservation is lost if the book is rebuilt
+//   - An ID is reserved before Allocate is called. The reservation is lost if the bookkeeping is
+//   rebuilt
 //     meanwhile (k/k PR #137534), so one ID can be given twice.
-//   - IDs of pods that have ended become free only when somebody reads the book (Update).
+//   - IDs of pods that have ended become free only when somebody reads the bookkeeping (Update).
 //
 // Threads: any. As in the kubelet, no lock is held during calls to the plugin.
 #pragma once
@@ -36,9 +37,9 @@ struct Holder {
   auto operator<=>(const Holder&) const = default;
 };
 
-class DeviceBook {
+class DeviceManager {
  public:
-  explicit DeviceBook(uint32_t seed) : random_(seed) {}
+  explicit DeviceManager(uint32_t seed) : random_(seed) {}
 
   // A message of ListAndWatch.
   void SetDevices(const std::string& resource, const std::map<std::string, bool>& healthy_by_id);

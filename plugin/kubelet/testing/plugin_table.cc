@@ -54,7 +54,7 @@ void PluginTable::Run(const std::shared_ptr<PluginClient>& client) {
     ++counts_[client->resource()].streams;
   }
   client->Run([&](const std::map<std::string, bool>& healthy_by_id) {
-    book_->SetDevices(client->resource(), healthy_by_id);
+    manager_->SetDevices(client->resource(), healthy_by_id);
     Changed();
   });
   {
@@ -105,7 +105,7 @@ void PluginTable::Disconnect(const std::shared_ptr<PluginClient>& client) {
       connected.erase(client->socket());
     }
     if (connected.empty()) {
-      book_->MarkUnhealthy(client->resource());
+      manager_->MarkUnhealthy(client->resource());
     } else {
       endpoint->second = connected.begin()->second;
     }
@@ -117,7 +117,7 @@ void PluginTable::Forget(const std::string& resource) {
   {
     const std::lock_guard lock(mutex_);
     endpoints_.at(resource).client->MarkStopped();
-    book_->MarkUnhealthy(resource);
+    manager_->MarkUnhealthy(resource);
   }
   Changed();
 }

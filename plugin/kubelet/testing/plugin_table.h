@@ -34,7 +34,7 @@ class PluginTable {
     PluginClient::PluginOptions options;
   };
 
-  PluginTable(Options options, DeviceBook* book) : options_(options), book_(book) {}
+  PluginTable(Options options, DeviceManager* manager) : options_(options), manager_(manager) {}
   ~PluginTable() { CloseAll(); }
 
   // What Register does: connects, requests the options, and starts a stream.
@@ -67,7 +67,7 @@ class PluginTable {
   void Changed();
 
   const Options options_;
-  DeviceBook* const book_;
+  DeviceManager* const manager_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t changes_ = 0;

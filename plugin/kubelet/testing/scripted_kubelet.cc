@@ -55,11 +55,11 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
   explicit Impl(Options options)
       : options_(std::move(options)),
         limit_(options_.list_qps, options_.list_burst),
-        book_(options_.seed),
+        manager_(options_.seed),
         table_({.known_by_resource_alone = options_.known_by_resource_alone,
                 .notice_ms = options_.notice_ms,
                 .dial_ms = options_.dial_ms},
-               &book_) {
+               &manager_) {
     RouteGrpcLog();
   }
   ~Impl() override { Stop(Death::kStopped); }
@@ -68,7 +68,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
     std::error_code error;
     std::filesystem::create_directories(options_.folder, error);
     Wipe();
-    book_.Restart();
+    manager_.Restart();
     table_.Restart();
     {
       const std::lock_guard lock(mutex_);
@@ -195,8 +195,8 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
     for (const ContainerSpec& container : spec->containers) {
       if (container.name != name) continue;
       SetState(uid, name, ContainerStatus::State::kWaiting, "");
-      for (const auto& [resource, ids] : book_.AllOf({uid, name})) {
-        if (!book_.IsAnyUnhealthy(resource, ids)) continue;
+      for (const auto& [resource, ids] : manager_.AllOf({uid, name})) {
+        if (!manager_.IsAnyUnhealthy(resource, ids)) continue;
         const std::string text = Concat(
             "previously allocated devices are no longer healthy; cannot allocate unhealthy "
             "devices ",
@@ -225,8 +225,8 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
       status = found->second.status;
     }
     for (auto& [name, container] : status.containers) {
-      container.ids = book_.AllOf({uid, name});
-      container.answers = book_.AnswersOf({uid, name});
+      container.ids = manager_.AllOf({uid, name});
+      container.answers = manager_.AnswersOf({uid, name});
     }
     return status;
   }
@@ -267,8 +267,8 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
       for (const ContainerSpec& container : known.spec.containers) {
         ::v1::ContainerResources* const to = pod->add_containers();
         to->set_name(container.name);
-        for (const auto& [resource, ids] : book_.AllOf({uid, container.name})) {
-          for (const std::string& id : book_.Shuffle(ids)) {
+        for (const auto& [resource, ids] : manager_.AllOf({uid, container.name})) {
+          for (const std::string& id : manager_.Shuffle(ids)) {
             ::v1::ContainerDevices* const devices = to->add_devices();
             devices->set_resource_name(resource);
             devices->add_device_ids(id);
@@ -282,8 +282,8 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
   grpc::Status GetAllocatableResources(grpc::ServerContext*,
                                        const ::v1::AllocatableResourcesRequest*,
                                        ::v1::AllocatableResourcesResponse* response) override {
-    for (const auto& [resource, ids] : book_.Healthy()) {
-      for (const std::string& id : book_.Shuffle(ids)) {
+    for (const auto& [resource, ids] : manager_.Healthy()) {
+      for (const std::string& id : manager_.Shuffle(ids)) {
         ::v1::ContainerDevices* const devices = response->add_devices();
         devices->set_resource_name(resource);
         devices->add_device_ids(id);
@@ -301,7 +301,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
     refusals_ = count;
   }
   PluginTable& table() { return table_; }
-  DeviceBook& book() { return book_; }
+  DeviceManager& manager() { return manager_; }
 
  private:
   struct Known {
@@ -332,7 +332,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
       if (!sources_ready_) return;
       active = active_;
     }
-    book_.Update(active);
+    manager_.Update(active);
   }
 
   void SetState(const std::string& uid, const std::string& name, ContainerStatus::State state,
@@ -379,9 +379,9 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
     for (const std::string& resource : Order(container)) {
       const size_t count = container.limits.at(resource);
       // Extended resources that the node does not have are left to the scheduler.
-      if (!book_.IsKnown(resource)) continue;
+      if (!manager_.IsKnown(resource)) continue;
       if (!std::exchange(updated, true)) UpdateAllocated();
-      const auto ids = book_.Reserve(holder, resource, count, RunsAlready(uid, container.name));
+      const auto ids = manager_.Reserve(holder, resource, count, RunsAlready(uid, container.name));
       if (!ids) return std::unexpected(ids.error());
       if (!*ids) continue;
       const auto endpoint = table_.Find(resource);
@@ -390,10 +390,10 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
               ? endpoint->client->Allocate(**ids)
               : Fail(Code::kUnavailable, Concat("unknown Device Plugin ", resource));
       if (!answer) {
-        book_.Rebuild();
+        manager_.Rebuild();
         return std::unexpected(answer.error());
       }
-      book_.Insert(holder, resource, **ids, std::move(*answer));
+      manager_.Insert(holder, resource, **ids, std::move(*answer));
     }
     return {};
   }
@@ -402,14 +402,14 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
   std::vector<std::string> Order(const ContainerSpec& container) {
     Ids resources;
     for (const auto& [resource, count] : container.limits) resources.insert(resource);
-    return book_.Shuffle(resources);
+    return manager_.Shuffle(resources);
   }
 
   Result<void> StartContainer(const std::string& uid, const ContainerSpec& container) {
     bool again = false;
     for (const std::string& resource : Order(container)) {
-      if (!book_.IsKnown(resource)) continue;
-      const std::optional<Ids> ids = book_.IdsOf({uid, container.name}, resource);
+      if (!manager_.IsKnown(resource)) continue;
+      const std::optional<Ids> ids = manager_.IdsOf({uid, container.name}, resource);
       const Result<void> ready = PreStart(resource, ids, container.name);
       if (!ready) {
         SetState(uid, container.name, ContainerStatus::State::kWaiting,
@@ -440,7 +440,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
                                              "container ",
                                              container, ", resource ", resource));
     const Result<void> done =
-        endpoint->client->PreStart(book_.Shuffle(*ids), options_.pre_start_ms);
+        endpoint->client->PreStart(manager_.Shuffle(*ids), options_.pre_start_ms);
     if (!done)
       return Fail(
           Code::kUnavailable,
@@ -450,7 +450,7 @@ class ScriptedKubelet::Impl final : public ::v1beta1::Registration::Service,
 
   const Options options_;
   RateLimit limit_;
-  DeviceBook book_;
+  DeviceManager manager_;
   PluginTable table_;
   std::mutex admission_;
 
@@ -495,14 +495,14 @@ Result<void> ScriptedKubelet::RestartContainer(const std::string& uid,
 void ScriptedKubelet::DeletePod(const std::string& uid) { impl_->DeletePod(uid); }
 PodStatus ScriptedKubelet::StatusOf(const std::string& uid) const { return impl_->StatusOf(uid); }
 size_t ScriptedKubelet::Capacity(const std::string& resource) {
-  return impl_->book().Capacity(resource);
+  return impl_->manager().Capacity(resource);
 }
 size_t ScriptedKubelet::Allocatable(const std::string& resource) {
-  return impl_->book().Allocatable(resource);
+  return impl_->manager().Allocatable(resource);
 }
 bool ScriptedKubelet::WaitAllocatable(const std::string& resource, size_t count,
                                       const Deadline& deadline) {
-  return impl_->table().WaitFor([&] { return impl_->book().Allocatable(resource) == count; },
+  return impl_->table().WaitFor([&] { return impl_->manager().Allocatable(resource) == count; },
                                 deadline);
 }
 uint64_t ScriptedKubelet::registrations(const std::string& resource) const {
