@@ -119,11 +119,11 @@ Result<void> Node::Publish(const Binding& binding) {
       const Result<std::string> mps = parts_.files->MakeMpsFolder(binding.name());
       if (!mps) return std::unexpected(mps.error());
     }
-    const LinkGrant grant{.gpus = binding.gpus,
+    const LinkTerms terms{.gpus = binding.gpus,
                           .pool_bytes = binding.BytesOfEach(unit_bytes_),
                           .pod = binding.owner.pod.ToString(),
                           .others = binding.others};
-    if (auto opened = parts_.keeper->Open(binding.name(), grant); !opened) return opened;
+    if (auto opened = parts_.keeper->Open(binding.name(), terms); !opened) return opened;
   }
   // Written again, in case somebody emptied the folder.
   const Result<bool> shared = parts_.specs->WriteShared(shared_);

@@ -126,7 +126,7 @@ void Keeper::Tidy() {
   });
 }
 
-Result<void> Keeper::Open(const std::string& name, const LinkGrant& grant) {
+Result<void> Keeper::Open(const std::string& name, const LinkTerms& terms) {
   if (!IsDnsLabel(name)) {
     return Fail(Code::kInvalidArgument,
                 Concat("invalid allocation name (must be a DNS label): \"", name, "\""));
@@ -134,7 +134,7 @@ Result<void> Keeper::Open(const std::string& name, const LinkGrant& grant) {
   const Deadline deadline = Deadline::AfterMs(options_.close_wait_ms);
   for (;;) {
     std::shared_ptr<Closing> closing;
-    Result<void> opened = OnLoop([&] { return OpenHere(name, grant, &closing); });
+    Result<void> opened = OnLoop([&] { return OpenHere(name, terms, &closing); });
     if (opened || opened.error().code() != Code::kBusy) return opened;
     // Nobody may wait on the loop's thread.
     if (std::this_thread::get_id() == thread_.get_id() || !closing->WaitForProven(deadline))
@@ -142,11 +142,11 @@ Result<void> Keeper::Open(const std::string& name, const LinkGrant& grant) {
   }
 }
 
-Result<void> Keeper::OpenHere(const std::string& name, const LinkGrant& grant,
+Result<void> Keeper::OpenHere(const std::string& name, const LinkTerms& terms,
                               std::shared_ptr<Closing>* closing) {
   LinkServer& link = Link(name);
   *closing = link.closing();
-  Result<void> opened = link.Open(grant, sick_);
+  Result<void> opened = link.Open(terms, sick_);
   Tidy();
   return opened;
 }
@@ -244,7 +244,7 @@ std::map<std::string, uint64_t> Keeper::BufferBytes() {
     Tidy();
     std::map<std::string, uint64_t> bytes;
     for (const auto& [name, link] : links_) {
-      const std::vector<std::string>& gpus = link->grant().gpus;
+      const std::vector<std::string>& gpus = link->terms().gpus;
       for (size_t i = 0; i < gpus.size(); ++i) bytes[gpus[i]] += link->kept_bytes(i);
     }
     return bytes;

@@ -38,8 +38,8 @@ class Keeper {
     // Contains a folder for each allocation, made by the caller (0755) and mounted into its sidecar
     // alone. This folder itself is 0700.
     std::string links_folder;
-    // Contains a folder for each allocation whose grant has `others`, made by the caller (0755) and
-    // mounted into the other pods. This folder itself is 0700.
+    // Contains a folder for each allocation whose terms have `others`, made by the caller (0755)
+    // and mounted into the other pods. This folder itself is 0700.
     std::string others_folder = {};
     // The broker of that allocation has connected, or its process has ended. Called on the keeper's
     // thread, in order. It must not block, but may call the keeper. It may come shortly after a
@@ -68,10 +68,10 @@ class Keeper {
   Keeper& operator=(const Keeper&) = delete;
 
   // After it returns, a broker can connect at <links_folder>/<name>/plugin.sock. A repeated call
-  // changes nothing, but restores a socket file that somebody removed. A different grant means a
+  // changes nothing, but restores a socket file that somebody removed. Different terms mean a
   // different allocation, see Drop. kInvalidArgument. kSystem: check that the folder exists. kBusy:
   // the former holder's descriptors are not closed yet; try again.
-  Result<void> Open(const std::string& name, const LinkGrant& grant);
+  Result<void> Open(const std::string& name, const LinkTerms& terms);
 
   // These allocations have other holders from now on. Drops what is kept, disconnects the brokers,
   // and lets nobody connect before the next Open. A process that was connected can never connect
@@ -150,7 +150,7 @@ class Keeper {
   }
   // LinkServer::Callbacks::make_room for that link.
   Result<void> MakeRoom(const std::string& name);
-  Result<void> OpenHere(const std::string& name, const LinkGrant& grant,
+  Result<void> OpenHere(const std::string& name, const LinkTerms& terms,
                         std::shared_ptr<Closing>* closing);
   LinkServer& Link(const std::string& name);
   // Removes links of which nothing is left.

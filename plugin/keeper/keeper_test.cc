@@ -20,6 +20,7 @@
 #include "platform/daemon/testing/hung_fuse.h"
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
+#include "plugin/keeper/testing/old_kernel.h"
 
 namespace gpushm::plugin::testing {
 namespace {
@@ -90,8 +91,8 @@ TEST_F(KeeperTest, OpenMayBeRepeated) {
 
 TEST_F(KeeperTest, OpenSaysWhatIsWrong) {
   folder_.Add("m0000");
-  const auto code = [&](const std::string& name, const LinkGrant& grant) {
-    return CodeOf(keeper_->Open(name, grant));
+  const auto code = [&](const std::string& name, const LinkTerms& terms) {
+    return CodeOf(keeper_->Open(name, terms));
   };
   EXPECT_EQ(code("../m0000", {{kGpu}, 1}), As(Code::kInvalidArgument));
   EXPECT_EQ(code("m0000", {{"GPU-0"}, 1}), As(Code::kInvalidArgument));
@@ -120,8 +121,8 @@ TEST_F(KeeperTest, EachBrokerGetsASocketForOtherPods) {
   options.on_link = [](const std::string&, bool) {};
   keeper_.reset();
   keeper_ = *Keeper::Start(std::move(options));
-  const LinkGrant grant{.gpus = {kGpu}, .pool_bytes = kGiB, .pod = {}, .others = Others::kWrite};
-  ASSERT_TRUE(keeper_->Open("m0000", grant));
+  const LinkTerms terms{.gpus = {kGpu}, .pool_bytes = kGiB, .pod = {}, .others = Others::kWrite};
+  ASSERT_TRUE(keeper_->Open("m0000", terms));
   EXPECT_FALSE(protocol::Connect(path)) << "there is no broker";
   FakeBroker broker(folder_.Socket("m0000"));
   ASSERT_TRUE(broker.Greet(false));
@@ -143,9 +144,9 @@ TEST_F(KeeperTest, EachBrokerGetsASocketForOtherPods) {
 
   // Somebody removed it: it is made again, and the broker gets the new one.
   ASSERT_EQ(unlink(path.c_str()), 0);
-  ASSERT_TRUE(keeper_->Open("m0000", grant));
+  ASSERT_TRUE(keeper_->Open("m0000", terms));
   EXPECT_TRUE(socket_of(broker));
-  ASSERT_TRUE(keeper_->Open("m0000", grant)) << "no change";
+  ASSERT_TRUE(keeper_->Open("m0000", terms)) << "no change";
 
   // The next broker gets one of its own, and what the former one has leads nowhere.
   broker.Hangup();
@@ -167,7 +168,7 @@ TEST_F(KeeperTest, EachBrokerGetsASocketForOtherPods) {
 // broker's own pod.
 TEST_F(KeeperTest, ProcessesOfOtherPodsAreNamedAndCounted) {
   folder_.Add("m0000");
-  ASSERT_TRUE(keeper_->Open("m0000", LinkGrant{.gpus = {kGpu}, .pool_bytes = kGiB}));
+  ASSERT_TRUE(keeper_->Open("m0000", LinkTerms{.gpus = {kGpu}, .pool_bytes = kGiB}));
   FakeBroker broker(folder_.Socket("m0000"));
   ASSERT_TRUE(broker.Greet(false));
   ASSERT_TRUE(broker.Registry());
@@ -200,8 +201,8 @@ TEST_F(KeeperTest, ProcessesOfOtherPodsAreNamedAndCounted) {
 // A pod of two GPUs: the broker learns both, with their health, and states what is where.
 TEST_F(KeeperTest, SeveralGpus) {
   folder_.Add("m0000");
-  const LinkGrant grant{.gpus = {kGpu, kOtherGpu}, .pool_bytes = kGiB};
-  ASSERT_TRUE(keeper_->Open("m0000", grant));
+  const LinkTerms terms{.gpus = {kGpu, kOtherGpu}, .pool_bytes = kGiB};
+  ASSERT_TRUE(keeper_->Open("m0000", terms));
   keeper_->SetDevice(kOtherGpu, true, "XID 79");
   FakeBroker broker(folder_.Socket("m0000"));
   const auto welcome = broker.Greet(false);
@@ -589,21 +590,23 @@ TEST_F(KeeperTest, WhoSaysNothingIsDisconnected) {
 
 // A broker before Linux 6.5: the kernel does not identify its process.
 TEST_F(KeeperTest, WithoutPeerProcessesTheSocketsEndAndSomeTimeAreTheEnd) {
-  StartKeeper({.greeting_ms = 5000, .gone_ms = 300, .peer_process = false});
-  Open("m0000");
-  FakeBroker broker(folder_.Socket("m0000"));
-  ASSERT_TRUE(broker.Greet(false, 1));
-  ASSERT_TRUE(SayOneOfEach(&broker));
-  ASSERT_TRUE(WaitForKept("m0000", kOneOfEach));
-  EXPECT_FALSE(FakeBroker(folder_.Socket("m0000")).Greet(true, 2)) << "another one";
-  FakeBroker again(folder_.Socket("m0000"));
-  EXPECT_TRUE(again.Greet(true, 1)) << "the same, by its epoch";
-  const int64_t ended_ns = MonotonicNs();
-  again.Hangup();
-  ASSERT_TRUE(events_.Wait("m0000", false));
-  EXPECT_GE(MonotonicNs() - ended_ns, 299'000'000);
-  FakeBroker next(folder_.Socket("m0000"));
-  EXPECT_EQ(next.Greet(true, 2)->leases, 1u);
+  testing::BeforeLinux65([this] {
+    StartKeeper({.greeting_ms = 5000, .gone_ms = 300});
+    Open("m0000");
+    FakeBroker broker(folder_.Socket("m0000"));
+    ASSERT_TRUE(broker.Greet(false, 1));
+    ASSERT_TRUE(SayOneOfEach(&broker));
+    ASSERT_TRUE(WaitForKept("m0000", kOneOfEach));
+    EXPECT_FALSE(FakeBroker(folder_.Socket("m0000")).Greet(true, 2)) << "another one";
+    FakeBroker again(folder_.Socket("m0000"));
+    EXPECT_TRUE(again.Greet(true, 1)) << "the same, by its epoch";
+    const int64_t ended_ns = MonotonicNs();
+    again.Hangup();
+    ASSERT_TRUE(events_.Wait("m0000", false));
+    EXPECT_GE(MonotonicNs() - ended_ns, 299'000'000);
+    FakeBroker next(folder_.Socket("m0000"));
+    EXPECT_EQ(next.Greet(true, 2)->leases, 1u);
+  });
 }
 
 // The next test runs this as a user without privileges.

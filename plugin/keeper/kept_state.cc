@@ -10,10 +10,6 @@ namespace {
 using protocol::FromNameField;
 using protocol::LinkKind;
 
-std::unexpected<Status> Broken(std::string_view rule) {
-  return Fail(Code::kCorrupt, Concat("the broker broke the protocol: ", rule));
-}
-
 std::unexpected<Status> Full(std::string_view what, uint64_t limit) {
   return Fail(Code::kExhausted, Concat("the broker states more than ", limit, " ", what),
               "what was kept of it is dropped; docs/reference/limits.md has the limits");
@@ -21,7 +17,7 @@ std::unexpected<Status> Full(std::string_view what, uint64_t limit) {
 
 bool HasDescriptor(const protocol::LinkGeneration& generation) {
   return generation.transport == static_cast<uint32_t>(protocol::Transport::kVmm) ||
-         IsPage(generation);
+         IsSyncPage(generation);
 }
 
 // The memory behind a generation number never changes.
@@ -36,25 +32,26 @@ bool IsSameMemory(const protocol::LinkGeneration& a, const protocol::LinkGenerat
 constexpr uint64_t NodeBytes(uint64_t value_bytes) {
   return (value_bytes + 4 * sizeof(void*) + sizeof(void*) + 15) / 16 * 16;
 }
-constexpr uint64_t kClientBytes = NodeBytes(sizeof(std::pair<const uint64_t, Kept::Client>));
-constexpr uint64_t kLeaseBytes = NodeBytes(sizeof(std::pair<const uint64_t, Kept::Lease>));
+constexpr uint64_t kClientBytes = NodeBytes(sizeof(std::pair<const uint64_t, KeptState::Client>));
+constexpr uint64_t kLeaseBytes = NodeBytes(sizeof(std::pair<const uint64_t, KeptState::Lease>));
 // Includes its number in its buffer's set.
 constexpr uint64_t kGenerationBytes =
-    NodeBytes(sizeof(std::pair<const uint64_t, Kept::Generation>)) + NodeBytes(sizeof(uint64_t));
+    NodeBytes(sizeof(std::pair<const uint64_t, KeptState::Generation>)) +
+    NodeBytes(sizeof(uint64_t));
 // Includes a name that is too long for the string's own storage.
 constexpr uint64_t kBufferBytes =
-    NodeBytes(sizeof(std::pair<const std::string, Kept::Buffer>)) + limits::kNameBytes + 17;
+    NodeBytes(sizeof(std::pair<const std::string, KeptState::Buffer>)) + limits::kNameBytes + 17;
 
-template <Kept::LeaseLinks Kept::Lease::* links>
-void Link(Kept::Lease* lease, Kept::Lease** first) {
+template <KeptState::LeaseLinks KeptState::Lease::* links>
+void Link(KeptState::Lease* lease, KeptState::Lease** first) {
   lease->*links = {.before = nullptr, .after = *first};
   if (*first != nullptr) ((*first)->*links).before = lease;
   *first = lease;
 }
 
-template <Kept::LeaseLinks Kept::Lease::* links>
-void Unlink(Kept::Lease* lease, Kept::Lease** first) {
-  const Kept::LeaseLinks& at = lease->*links;
+template <KeptState::LeaseLinks KeptState::Lease::* links>
+void Unlink(KeptState::Lease* lease, KeptState::Lease** first) {
+  const KeptState::LeaseLinks& at = lease->*links;
   if (at.after != nullptr) (at.after->*links).before = at.before;
   if (at.before != nullptr) {
     (at.before->*links).after = at.after;
@@ -63,38 +60,31 @@ void Unlink(Kept::Lease* lease, Kept::Lease** first) {
   }
 }
 
-template <typename Body>
-void Encode(LinkKind kind, const Body& body, int descriptor, Kept::Statement* statement) {
-  statement->kind = kind;
-  statement->size_bytes = protocol::EncodeLink(kind, body, &statement->bytes);
-  statement->descriptor = descriptor;
-}
-
 }  // namespace
 
-void Kept::Refuse(UniqueFd fd) {
-  if (fd) refuse_.push_back(std::move(fd));
+void KeptState::Discard(UniqueFd fd) {
+  if (fd) discarded_.push_back(std::move(fd));
 }
 
 // ---- statements
 
-Result<void> Kept::Apply(const protocol::LinkClient& client, UniqueFd pidfd) {
+Result<void> KeptState::Apply(const protocol::LinkClient& client, UniqueFd pidfd) {
   const uint64_t id = client.client_id;
-  if (!pidfd) return Broken(Concat("client ", id, " without its pidfd"));
+  if (!pidfd) return BrokeProtocol(Concat("client ", id, " without its pidfd"));
   const auto known = clients_.find(id);
   if (known == clients_.end() && clients_.size() >= limits::kLinkClients) {
-    Refuse(std::move(pidfd));
+    Discard(std::move(pidfd));
     return Full("clients", limits::kLinkClients);
   }
   Client& kept = known == clients_.end() ? clients_[id] : known->second;
   kept.stated = client;
   // Keeps the latest: a client that resumed its connection may be another process.
-  Refuse(std::exchange(kept.pidfd, std::move(pidfd)));
+  Discard(std::exchange(kept.pidfd, std::move(pidfd)));
   kept.round = round_;
   return {};
 }
 
-Result<void> Kept::Apply(const protocol::LinkBuffer& buffer) {
+Result<void> KeptState::Apply(const protocol::LinkBuffer& buffer) {
   const std::string name(FromNameField(buffer.name));
   const auto known = buffers_.find(name);
   if (known == buffers_.end() && buffers_.size() >= limits::kLinkBuffers) {
@@ -106,36 +96,36 @@ Result<void> Kept::Apply(const protocol::LinkBuffer& buffer) {
   return {};
 }
 
-Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd memory) {
+Result<void> KeptState::Apply(const protocol::LinkGeneration& generation, UniqueFd memory) {
   const auto buffer = buffers_.find(std::string(FromNameField(generation.name)));
   const auto known = generations_.find(generation.generation);
   Result<void> valid;
   if (buffer == buffers_.end()) {
-    valid = Broken(Concat("generation ", generation.generation, " of the unknown buffer \"",
-                          FromNameField(generation.name), '"'));
+    valid = BrokeProtocol(Concat("generation ", generation.generation, " of the unknown buffer \"",
+                                 FromNameField(generation.name), '"'));
   } else if (memory && !HasDescriptor(generation)) {
-    valid = Broken(Concat("unexpected descriptor: generation ", generation.generation,
-                          " has transport ", generation.transport, ", which has none"));
+    valid = BrokeProtocol(Concat("unexpected descriptor: generation ", generation.generation,
+                                 " has transport ", generation.transport, ", which has none"));
   } else if (known != generations_.end() && !IsSameMemory(known->second.stated, generation)) {
     const protocol::LinkGeneration& other = known->second.stated;
-    valid = Broken(Concat("generation ", generation.generation,
-                          " is already used for other memory: buffer \"", FromNameField(other.name),
-                          "\", ", other.mapped_bytes, " bytes, transport ", other.transport,
-                          "; stated now: buffer \"", FromNameField(generation.name), "\", ",
-                          generation.mapped_bytes, " bytes, transport ", generation.transport));
+    valid = BrokeProtocol(
+        Concat("generation ", generation.generation, " is already used for other memory: buffer \"",
+               FromNameField(other.name), "\", ", other.mapped_bytes, " bytes, transport ",
+               other.transport, "; stated now: buffer \"", FromNameField(generation.name), "\", ",
+               generation.mapped_bytes, " bytes, transport ", generation.transport));
   } else if (known == generations_.end() && !memory && HasDescriptor(generation)) {
-    valid = Broken(Concat("generation ", generation.generation, " without its descriptor"));
+    valid = BrokeProtocol(Concat("generation ", generation.generation, " without its descriptor"));
   } else if (known == generations_.end() && generations_.size() >= limits::kLinkGenerations) {
     valid = Full("generations", limits::kLinkGenerations);
   } else if (known == generations_.end() && block_count_ + generation.blocks > limits::kAllBlocks) {
     valid = Full("blocks of offers", limits::kAllBlocks);
   }
   if (!valid) {
-    Refuse(std::move(memory));
+    Discard(std::move(memory));
     return valid;
   }
   if (known != generations_.end()) {
-    Refuse(std::move(memory));
+    Discard(std::move(memory));
     known->second.stated = generation;
     known->second.round = round_;
     return {};
@@ -151,66 +141,67 @@ Result<void> Kept::Apply(const protocol::LinkGeneration& generation, UniqueFd me
   return {};
 }
 
-Result<void> Kept::Apply(const protocol::LinkBlock& block, UniqueFd memory) {
+Result<void> KeptState::Apply(const protocol::LinkBlock& block, UniqueFd memory) {
   const auto found = generations_.find(block.generation);
   Result<void> valid;
   if (found == generations_.end()) {
-    valid = Broken(Concat("block of the unknown generation ", block.generation));
+    valid = BrokeProtocol(Concat("block of the unknown generation ", block.generation));
   } else if (block.index >= found->second.stated.blocks ||
              block.index > found->second.blocks.size()) {
-    valid = Broken(Concat("block ", block.index, " of generation ", block.generation, ", of which ",
-                          found->second.blocks.size(), " of ", found->second.stated.blocks,
-                          " were stated"));
+    valid = BrokeProtocol(Concat("block ", block.index, " of generation ", block.generation,
+                                 ", of which ", found->second.blocks.size(), " of ",
+                                 found->second.stated.blocks, " were stated"));
   } else if (block.index < found->second.blocks.size()) {
     const uint64_t known = found->second.blocks[block.index].mapped_bytes;
     if (known != block.mapped_bytes) {
-      valid = Broken(Concat("block ", block.index, " of generation ", block.generation, " has ",
-                            known, " bytes; stated now: ", block.mapped_bytes));
+      valid = BrokeProtocol(Concat("block ", block.index, " of generation ", block.generation,
+                                   " has ", known, " bytes; stated now: ", block.mapped_bytes));
     } else {
-      Refuse(std::move(memory));
+      Discard(std::move(memory));
       return {};
     }
   } else if (!memory) {
-    valid = Broken(Concat("block ", block.index, " of generation ", block.generation,
-                          " without its descriptor"));
+    valid = BrokeProtocol(Concat("block ", block.index, " of generation ", block.generation,
+                                 " without its descriptor"));
   }
   if (!valid) {
-    Refuse(std::move(memory));
+    Discard(std::move(memory));
     return valid;
   }
   found->second.blocks.push_back({std::move(memory), block.mapped_bytes});
   return {};
 }
 
-Result<void> Kept::Apply(const protocol::LinkContent& content) {
+Result<void> KeptState::Apply(const protocol::LinkContent& content) {
   const auto generation = generations_.find(content.generation);
   if (generation == generations_.end()) {
-    return Broken(Concat("content of the unknown generation ", content.generation));
+    return BrokeProtocol(Concat("content of the unknown generation ", content.generation));
   }
   if (content.content_bytes > generation->second.stated.size_bytes) {
-    return Broken(Concat("content of ", content.content_bytes, " bytes is larger than generation ",
-                         content.generation, ", which has ", generation->second.stated.size_bytes));
+    return BrokeProtocol(Concat("content of ", content.content_bytes,
+                                " bytes is larger than generation ", content.generation,
+                                ", which has ", generation->second.stated.size_bytes));
   }
   generation->second.content_bytes = content.content_bytes;
   generation->second.digest = content.digest;
   return {};
 }
 
-Result<void> Kept::Apply(const protocol::LinkDescription& description, UniqueFd memory) {
+Result<void> KeptState::Apply(const protocol::LinkDescription& description, UniqueFd memory) {
   const auto found = generations_.find(description.generation);
   Result<void> valid;
   if (found == generations_.end()) {
-    valid = Broken(Concat("description of the unknown generation ", description.generation));
+    valid = BrokeProtocol(Concat("description of the unknown generation ", description.generation));
   } else if (static_cast<bool>(memory) != (description.size_bytes > 0)) {
-    valid = Broken(Concat("description of generation ", description.generation, " has ",
-                          description.size_bytes, " bytes, but came ", memory ? "with" : "without",
-                          " a descriptor"));
+    valid = BrokeProtocol(Concat("description of generation ", description.generation, " has ",
+                                 description.size_bytes, " bytes, but came ",
+                                 memory ? "with" : "without", " a descriptor"));
   } else if (description.size_bytes >
              limits::kAllDescriptionsBytes + found->second.description_bytes - description_bytes_) {
     valid = Full("bytes of descriptions", limits::kAllDescriptionsBytes);
   }
   if (!valid) {
-    Refuse(std::move(memory));
+    Discard(std::move(memory));
     return valid;
   }
   Generation& generation = found->second;
@@ -222,14 +213,15 @@ Result<void> Kept::Apply(const protocol::LinkDescription& description, UniqueFd 
   return {};
 }
 
-Result<void> Kept::Apply(const protocol::LinkLease& lease) {
+Result<void> KeptState::Apply(const protocol::LinkLease& lease) {
   const auto client = clients_.find(lease.client_id);
   if (client == clients_.end()) {
-    return Broken(Concat("lease ", lease.lease_id, " of the unknown client ", lease.client_id));
+    return BrokeProtocol(
+        Concat("lease ", lease.lease_id, " of the unknown client ", lease.client_id));
   }
   const auto generation = generations_.find(lease.generation);
   if (generation == generations_.end()) {
-    return Broken(
+    return BrokeProtocol(
         Concat("lease ", lease.lease_id, " on the unknown generation ", lease.generation));
   }
   const auto known = leases_.find(lease.lease_id);
@@ -246,7 +238,7 @@ Result<void> Kept::Apply(const protocol::LinkLease& lease) {
   return {};
 }
 
-void Kept::Apply(const protocol::LinkDrop& drop) {
+void KeptState::Apply(const protocol::LinkDrop& drop) {
   const auto forget = [this](auto* map, const auto& key) {
     if (const auto found = map->find(key); found != map->end()) Forget(found);
   };
@@ -264,18 +256,18 @@ void Kept::Apply(const protocol::LinkDrop& drop) {
 
 // ---- what ends, and what ends with it
 
-void Kept::ForgetMemory(Generation* generation) {
+void KeptState::ForgetMemory(Generation* generation) {
   block_count_ -= generation->stated.blocks;
-  for (Block& block : generation->blocks) Refuse(std::move(block.memory));
-  Refuse(std::move(generation->memory));
+  for (Block& block : generation->blocks) Discard(std::move(block.memory));
+  Discard(std::move(generation->memory));
 }
 
-void Kept::ForgetDescription(Generation* generation) {
+void KeptState::ForgetDescription(Generation* generation) {
   description_bytes_ -= std::exchange(generation->description_bytes, 0);
-  Refuse(std::move(generation->description));
+  Discard(std::move(generation->description));
 }
 
-Kept::LeaseAt Kept::Forget(LeaseAt lease) {
+KeptState::LeaseAt KeptState::Forget(LeaseAt lease) {
   const protocol::LinkLease& stated = lease->second.stated;
   Unlink<&Lease::of_client>(&lease->second, &clients_.find(stated.client_id)->second.leases);
   Unlink<&Lease::of_generation>(&lease->second,
@@ -283,15 +275,15 @@ Kept::LeaseAt Kept::Forget(LeaseAt lease) {
   return leases_.erase(lease);
 }
 
-Kept::ClientAt Kept::Forget(ClientAt client) {
+KeptState::ClientAt KeptState::Forget(ClientAt client) {
   while (client->second.leases != nullptr) {
     Forget(leases_.find(client->second.leases->stated.lease_id));
   }
-  Refuse(std::move(client->second.pidfd));
+  Discard(std::move(client->second.pidfd));
   return clients_.erase(client);
 }
 
-Kept::GenerationAt Kept::Forget(GenerationAt generation) {
+KeptState::GenerationAt KeptState::Forget(GenerationAt generation) {
   while (generation->second.leases != nullptr) {
     Forget(leases_.find(generation->second.leases->stated.lease_id));
   }
@@ -304,20 +296,20 @@ Kept::GenerationAt Kept::Forget(GenerationAt generation) {
   return generations_.erase(generation);
 }
 
-Kept::BufferAt Kept::Forget(BufferAt buffer) {
+KeptState::BufferAt KeptState::Forget(BufferAt buffer) {
   const std::set<uint64_t> generations = buffer->second.generations;
   for (const uint64_t generation : generations) Forget(generations_.find(generation));
   return buffers_.erase(buffer);
 }
 
 template <typename Map>
-void Kept::Sweep(Map* map) {
+void KeptState::Sweep(Map* map) {
   for (auto at = map->begin(); at != map->end();) {
     at = at->second.round == round_ ? std::next(at) : Forget(at);
   }
 }
 
-void Kept::EndAll() {
+void KeptState::EndAll() {
   Sweep(&leases_);
   Sweep(&generations_);
   Sweep(&buffers_);
@@ -327,9 +319,9 @@ void Kept::EndAll() {
   }
 }
 
-void Kept::Clear() {
+void KeptState::Clear() {
   leases_.clear();
-  for (auto& [id, client] : clients_) Refuse(std::move(client.pidfd));
+  for (auto& [id, client] : clients_) Discard(std::move(client.pidfd));
   clients_.clear();
   for (auto& [number, generation] : generations_) {
     ForgetDescription(&generation);
@@ -342,100 +334,99 @@ void Kept::Clear() {
 
 // ---- reading
 
-bool Kept::Next(Cursor* cursor, Statement* statement) const {
-  using Stage = Cursor::Stage;
-  // Moves to the entry after the cursor; false when this stage is done.
-  const auto advance = [cursor](const auto& map, Stage next, auto* found) {
-    *found = map.upper_bound(cursor->id);
+bool KeptState::Next(DumpPosition* position, Datagram* datagram) const {
+  using Stage = DumpPosition::Stage;
+  // Moves to the next entry; false when this stage is done.
+  const auto advance = [position](const auto& map, Stage next, auto* found) {
+    *found = map.upper_bound(position->id);
     if (*found != map.end()) {
-      cursor->id = (*found)->first;
+      position->id = (*found)->first;
       return true;
     }
-    *cursor = {.stage = next, .id = 0, .block = 0, .name = {}};
+    *position = {.stage = next, .id = 0, .block = 0, .name = {}};
     return false;
   };
-  if (cursor->stage == Stage::kClients) {
+  if (position->stage == Stage::kClients) {
     decltype(clients_)::const_iterator client;
     if (advance(clients_, Stage::kBuffers, &client)) {
-      Encode(LinkKind::kClient, client->second.stated, client->second.pidfd.get(), statement);
+      datagram->Encode(LinkKind::kClient, client->second.stated, client->second.pidfd.get());
       return true;
     }
   }
-  if (cursor->stage == Stage::kBuffers) {
-    const auto buffer = buffers_.upper_bound(cursor->name);
+  if (position->stage == Stage::kBuffers) {
+    const auto buffer = buffers_.upper_bound(position->name);
     if (buffer != buffers_.end()) {
-      cursor->name = buffer->first;
+      position->name = buffer->first;
       protocol::LinkBuffer stated = buffer->second.stated;
       if (!buffer->second.generations.contains(stated.current)) stated.current = 0;
       if (!buffer->second.generations.contains(stated.pending)) stated.pending = 0;
-      Encode(LinkKind::kBuffer, stated, -1, statement);
+      datagram->Encode(LinkKind::kBuffer, stated);
       return true;
     }
-    *cursor = {.stage = Stage::kGenerations, .id = 0, .block = 0, .name = {}};
+    *position = {.stage = Stage::kGenerations, .id = 0, .block = 0, .name = {}};
   }
-  if (cursor->stage == Stage::kGenerations) {
+  if (position->stage == Stage::kGenerations) {
     decltype(generations_)::const_iterator generation;
     if (advance(generations_, Stage::kBlocks, &generation)) {
-      Encode(LinkKind::kGeneration, generation->second.stated, generation->second.memory.get(),
-             statement);
+      datagram->Encode(LinkKind::kGeneration, generation->second.stated,
+                       generation->second.memory.get());
       return true;
     }
   }
-  if (cursor->stage == Stage::kBlocks) {
-    auto generation = generations_.find(cursor->id);
+  if (position->stage == Stage::kBlocks) {
+    auto generation = generations_.find(position->id);
     do {
-      if (generation != generations_.end() && cursor->block < generation->second.blocks.size()) {
-        const Block& block = generation->second.blocks[cursor->block];
-        Encode(LinkKind::kBlock,
-               protocol::LinkBlock{.generation = generation->first,
-                                   .mapped_bytes = block.mapped_bytes,
-                                   .index = cursor->block++,
-                                   .reserved = 0},
-               block.memory.get(), statement);
+      if (generation != generations_.end() && position->block < generation->second.blocks.size()) {
+        const Block& block = generation->second.blocks[position->block];
+        datagram->Encode(LinkKind::kBlock,
+                         protocol::LinkBlock{.generation = generation->first,
+                                             .mapped_bytes = block.mapped_bytes,
+                                             .index = position->block++,
+                                             .reserved = 0},
+                         block.memory.get());
         return true;
       }
-      cursor->block = 0;
+      position->block = 0;
     } while (advance(generations_, Stage::kContents, &generation));
   }
-  if (cursor->stage == Stage::kContents) {
+  if (position->stage == Stage::kContents) {
     decltype(generations_)::const_iterator generation;
     while (advance(generations_, Stage::kDescriptions, &generation)) {
       const std::optional<uint64_t> bytes = generation->second.content_bytes;
       if (!bytes) continue;
-      Encode(LinkKind::kContent,
-             protocol::LinkContent{generation->first, *bytes, generation->second.digest}, -1,
-             statement);
+      datagram->Encode(LinkKind::kContent,
+                       protocol::LinkContent{generation->first, *bytes, generation->second.digest});
       return true;
     }
   }
-  if (cursor->stage == Stage::kDescriptions) {
+  if (position->stage == Stage::kDescriptions) {
     decltype(generations_)::const_iterator generation;
     while (advance(generations_, Stage::kLeases, &generation)) {
       const Generation& kept = generation->second;
       if (!kept.description) continue;
-      Encode(LinkKind::kDescription,
-             protocol::LinkDescription{generation->first, kept.description_bytes},
-             kept.description.get(), statement);
+      datagram->Encode(LinkKind::kDescription,
+                       protocol::LinkDescription{generation->first, kept.description_bytes},
+                       kept.description.get());
       return true;
     }
   }
-  if (cursor->stage == Stage::kLeases) {
+  if (position->stage == Stage::kLeases) {
     decltype(leases_)::const_iterator lease;
     if (advance(leases_, Stage::kDone, &lease)) {
-      Encode(LinkKind::kLease, lease->second.stated, -1, statement);
+      datagram->Encode(LinkKind::kLease, lease->second.stated);
       return true;
     }
   }
   return false;
 }
 
-uint64_t Kept::bytes() const {
+uint64_t KeptState::bytes() const {
   return clients_.size() * kClientBytes + buffers_.size() * kBufferBytes +
          generations_.size() * kGenerationBytes + leases_.size() * kLeaseBytes +
          block_count_ * sizeof(Block);
 }
 
-KeptCounts Kept::counts() const {
+KeptCounts KeptState::counts() const {
   GpuBytes sum;
   for (const GpuBytes& bytes : gpu_bytes_) {
     sum.pooled += bytes.pooled;
@@ -449,7 +440,7 @@ KeptCounts Kept::counts() const {
           .offered_bytes = sum.offered};
 }
 
-uint64_t& Kept::BytesOf(const protocol::LinkGeneration& generation) {
+uint64_t& KeptState::BytesOf(const protocol::LinkGeneration& generation) {
   GpuBytes& bytes = gpu_bytes_.at(generation.gpu);
   return generation.pooled != 0 ? bytes.pooled : bytes.offered;
 }

@@ -11,7 +11,7 @@
 //   (3) A client has its pidfd even if the process is dead, because the next broker must learn of
 //       it. A generation of transport vmm or host has its descriptor, the first that was sent.
 //       Its blocks have theirs, in order.
-//   (4) Only the destructor closes anything here. What is no longer kept appears in TakeRefuse()
+//   (4) Only the destructor closes anything here. What is no longer kept appears in TakeDiscarded()
 //       once, for a caller that may block, because closing what a broker sent can block.
 //   (5) bytes() is the heap memory of all of it, without descriptors. It grows and shrinks with
 //       each statement, and is 0 when nothing is kept.
@@ -36,17 +36,18 @@
 #include "contract/protocol/link.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
+#include "plugin/keeper/datagram.h"
 
 namespace gpushm::plugin {
 
 // Whether it is the sync page of a signal, barrier or ring: host memory.
-inline bool IsPage(const protocol::LinkGeneration& generation) {
+inline bool IsSyncPage(const protocol::LinkGeneration& generation) {
   return generation.transport == static_cast<uint32_t>(protocol::Transport::kHost);
 }
 
 // Bytes that it takes of the GPU; for an offer, protocol::OfferedBytes.
 inline uint64_t PhysicalBytes(const protocol::LinkGeneration& generation) {
-  if (IsPage(generation)) return 0;
+  if (IsSyncPage(generation)) return 0;
   return protocol::OfferedBytes(static_cast<protocol::Transport>(generation.transport),
                                 generation.size_bytes, generation.mapped_bytes);
 }
@@ -68,7 +69,7 @@ struct GpuBytes {
   friend bool operator==(const GpuBytes&, const GpuBytes&) = default;
 };
 
-class Kept {
+class KeptState {
  public:
   // Leases are by far the largest part, up to 65,536. Each one is linked into the lists of its
   // client and its generation without further allocations.
@@ -133,8 +134,9 @@ class Kept {
   void Clear();
 
   // The dump: statements in an order in which they can be applied, one at a time. Starts with a new
-  // cursor; false at the end. It may or may not show what changes meanwhile.
-  struct Cursor {
+  // position; false at the end. It may or may not show what changes meanwhile. The descriptors stay
+  // this object's.
+  struct DumpPosition {
     enum class Stage {
       kClients,
       kBuffers,
@@ -150,13 +152,7 @@ class Kept {
     uint32_t block = 0;  // Of generation `id`, in kBlocks.
     std::string name;
   };
-  struct Statement {
-    protocol::LinkKind kind{};
-    protocol::Buffer bytes;
-    size_t size_bytes = 0;
-    int descriptor = -1;  // Still owned by this object.
-  };
-  bool Next(Cursor* cursor, Statement* statement) const;
+  bool Next(DumpPosition* position, Datagram* datagram) const;
 
   KeptCounts counts() const;
   uint64_t bytes() const;
@@ -168,7 +164,7 @@ class Kept {
   const std::map<uint64_t, Lease>& leases() const { return leases_; }
 
   // Descriptors that are no longer kept.
-  std::vector<UniqueFd> TakeRefuse() { return std::exchange(refuse_, {}); }
+  std::vector<UniqueFd> TakeDiscarded() { return std::exchange(discarded_, {}); }
 
  private:
   using ClientAt = std::map<uint64_t, Client>::iterator;
@@ -182,7 +178,7 @@ class Kept {
   LeaseAt Forget(LeaseAt lease);
   template <typename Map>
   void Sweep(Map* map);
-  void Refuse(UniqueFd fd);
+  void Discard(UniqueFd fd);
   uint64_t& BytesOf(const protocol::LinkGeneration& generation);
   void ForgetDescription(Generation* generation);
   void ForgetMemory(Generation* generation);
@@ -195,7 +191,7 @@ class Kept {
   std::array<GpuBytes, limits::kPodGpus> gpu_bytes_{};
   uint64_t description_bytes_ = 0;
   size_t block_count_ = 0;  // Blocks that the generations have, or will have.
-  std::vector<UniqueFd> refuse_;
+  std::vector<UniqueFd> discarded_;
 };
 
 }  // namespace gpushm::plugin

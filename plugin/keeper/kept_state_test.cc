@@ -45,8 +45,8 @@ std::string Said(const Result<T>& result) {
 }
 
 // Two clients, two buffers, three generations, three leases.
-Kept Pod() {
-  Kept kept;
+KeptState Pod() {
+  KeptState kept;
   EXPECT_TRUE(kept.Apply(ClientOf(1), Memfd()));
   EXPECT_TRUE(kept.Apply(ClientOf(2), Memfd()));
   EXPECT_TRUE(kept.Apply(BufferOf("a", 11)));
@@ -60,20 +60,19 @@ Kept Pod() {
   return kept;
 }
 
-std::vector<std::string> Dump(const Kept& kept) {
+std::vector<std::string> Dump(const KeptState& kept) {
   std::vector<std::string> lines;
-  Kept::Cursor cursor;
-  Kept::Statement statement;
-  while (kept.Next(&cursor, &statement)) {
-    lines.push_back(
-        Line({statement.bytes.data(), statement.size_bytes}, TagOf(statement.descriptor)));
+  KeptState::DumpPosition position;
+  Datagram statement;
+  while (kept.Next(&position, &statement)) {
+    lines.push_back(Line(statement.span(), TagOf(statement.descriptor)));
   }
   return lines;
 }
 
 // A sync page is host memory: it has a descriptor, and takes no bytes of the GPU.
-TEST(Kept, PagesAreKeptBesideBuffers) {
-  Kept kept = Pod();
+TEST(KeptState, PagesAreKeptBesideBuffers) {
+  KeptState kept = Pod();
   const uint64_t offered_before = kept.counts().offered_bytes;
   const uint64_t pooled_before = kept.counts().pooled_bytes;
   const std::vector<std::string> before = Dump(kept);
@@ -97,8 +96,8 @@ TEST(Kept, PagesAreKeptBesideBuffers) {
 }
 
 // Applies a statement of a dump.
-Result<void> ApplyStatement(const Kept::Statement& statement, Kept* kept) {
-  const std::span<const std::byte> bytes(statement.bytes.data(), statement.size_bytes);
+Result<void> ApplyStatement(const Datagram& statement, KeptState* kept) {
+  const std::span<const std::byte> bytes = statement.span();
   UniqueFd descriptor(statement.descriptor < 0 ? -1
                                                : fcntl(statement.descriptor, F_DUPFD_CLOEXEC, 0));
   switch (statement.kind) {
@@ -123,11 +122,11 @@ Result<void> ApplyStatement(const Kept::Statement& statement, Kept* kept) {
 }
 
 // What a successor makes of the dump.
-Kept CopyOf(const Kept& kept) {
-  Kept copy;
-  Kept::Cursor cursor;
-  Kept::Statement statement;
-  while (kept.Next(&cursor, &statement)) {
+KeptState CopyOf(const KeptState& kept) {
+  KeptState copy;
+  KeptState::DumpPosition position;
+  Datagram statement;
+  while (kept.Next(&position, &statement)) {
     const auto taken = ApplyStatement(statement, &copy);
     EXPECT_TRUE(taken) << Said(taken);
   }
@@ -145,13 +144,13 @@ LinkGeneration BlocksOf(const std::string& name, uint64_t number, uint32_t block
 
 // An offer's blocks are kept in order and with their generation, and a broker that does not know
 // them gets neither.
-TEST(Kept, BlocksGoWithTheirGeneration) {
+TEST(KeptState, BlocksGoWithTheirGeneration) {
   using protocol::LinkBlock;
   const auto block = [](uint64_t generation, uint32_t index, uint64_t bytes = 2 * kMiB) {
     return LinkBlock{
         .generation = generation, .mapped_bytes = bytes, .index = index, .reserved = 0};
   };
-  Kept kept = Pod();
+  KeptState kept = Pod();
   const std::vector<std::string> before = Dump(kept);
   const uint64_t bytes_before = kept.bytes();
   EXPECT_THAT(Said(kept.Apply(BlocksOf("a", 30, 3), Memfd())), HasSubstr("which has none"));
@@ -160,18 +159,18 @@ TEST(Kept, BlocksGoWithTheirGeneration) {
   EXPECT_FALSE(kept.Apply(block(10, 0), Memfd())) << "of a generation without blocks";
   EXPECT_FALSE(kept.Apply(block(30, 1), Memfd())) << "out of order";
   EXPECT_FALSE(kept.Apply(block(30, 0), UniqueFd())) << "without its descriptor";
-  EXPECT_EQ(kept.TakeRefuse().size(), 4U) << "what was not taken is closed";
+  EXPECT_EQ(kept.TakeDiscarded().size(), 4U) << "what was not taken is closed";
   for (uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(kept.Apply(block(30, i), Memfd()));
   EXPECT_FALSE(kept.Apply(block(30, 3), Memfd())) << "one too many";
   EXPECT_FALSE(kept.Apply(block(30, 1, kMiB), Memfd())) << "other memory";
   EXPECT_TRUE(kept.Apply(block(30, 1), UniqueFd())) << "stated again";
-  kept.TakeRefuse();
+  kept.TakeDiscarded();
   ASSERT_TRUE(kept.Apply(LeaseOf(50, 1, 30)));
   EXPECT_EQ(Dump(kept).size(), before.size() + 5) << "the generation, its blocks and a lease";
-  Kept copy = CopyOf(kept);
+  KeptState copy = CopyOf(kept);
   EXPECT_EQ(copy.generations().at(30).blocks.size(), 3U);
   kept.Apply(protocol::LinkDrop{.what = 3, .reserved = 0, .id = 30, .name = {}});
-  EXPECT_EQ(kept.TakeRefuse().size(), 3U);
+  EXPECT_EQ(kept.TakeDiscarded().size(), 3U);
   EXPECT_EQ(Dump(kept), before);
   EXPECT_EQ(kept.bytes(), bytes_before);
 
@@ -183,22 +182,22 @@ TEST(Kept, BlocksGoWithTheirGeneration) {
 
 // A description is kept with its generation, replaced and taken away, and forgotten if a broker
 // that states everything no longer states it.
-TEST(Kept, DescriptionGoesWithItsGeneration) {
+TEST(KeptState, DescriptionGoesWithItsGeneration) {
   using protocol::LinkDescription;
-  Kept kept = Pod();
+  KeptState kept = Pod();
   const std::vector<std::string> before = Dump(kept);
   EXPECT_FALSE(kept.Apply(LinkDescription{99, 1}, Memfd())) << "of an unknown generation";
   EXPECT_FALSE(kept.Apply(LinkDescription{10, 1}, UniqueFd())) << "without its memfd";
   EXPECT_FALSE(kept.Apply(LinkDescription{10, 0}, Memfd())) << "none, with a memfd";
   EXPECT_EQ(Dump(kept), before);
-  EXPECT_EQ(kept.TakeRefuse().size(), 2U) << "what was not taken is closed";
+  EXPECT_EQ(kept.TakeDiscarded().size(), 2U) << "what was not taken is closed";
   ASSERT_TRUE(kept.Apply(LinkDescription{10, 5}, Memfd()));
   ASSERT_TRUE(kept.Apply(GenerationOf("a", 10), UniqueFd())) << "published, with the same";
   EXPECT_EQ(kept.generations().at(10).description_bytes, 5U);
   EXPECT_EQ(Dump(kept).size(), before.size() + 1);
   ASSERT_TRUE(kept.Apply(LinkDescription{10, 6}, Memfd())) << "another one";
-  EXPECT_EQ(kept.TakeRefuse().size(), 1U);
-  Kept copy = CopyOf(kept);
+  EXPECT_EQ(kept.TakeDiscarded().size(), 1U);
+  KeptState copy = CopyOf(kept);
   EXPECT_EQ(Dump(copy).size(), before.size() + 1);
   ASSERT_TRUE(copy.Apply(LinkDescription{10, 0}, UniqueFd()));
   EXPECT_EQ(Dump(copy).size(), before.size()) << "taken away";
@@ -227,8 +226,8 @@ TEST(Kept, DescriptionGoesWithItsGeneration) {
 }
 
 // Content is kept with its generation and stated after it.
-TEST(Kept, ContentGoesWithItsGeneration) {
-  Kept kept = Pod();
+TEST(KeptState, ContentGoesWithItsGeneration) {
+  KeptState kept = Pod();
   const std::vector<std::string> before = Dump(kept);
   EXPECT_FALSE(kept.Apply(protocol::LinkContent{99, 1})) << "of an unknown generation";
   EXPECT_FALSE(kept.Apply(protocol::LinkContent{10, uint64_t{1} << 40})) << "more than its size";
@@ -239,7 +238,7 @@ TEST(Kept, ContentGoesWithItsGeneration) {
   ASSERT_TRUE(kept.Apply(GenerationOf("a", 10), UniqueFd())) << "published, with the same content";
   EXPECT_EQ(kept.generations().at(10).content_bytes, 0U);
   EXPECT_EQ(Dump(kept).size(), before.size() + 1);
-  const Kept copy = CopyOf(kept);
+  const KeptState copy = CopyOf(kept);
   EXPECT_EQ(copy.generations().at(10).content_bytes, 0U);
   EXPECT_EQ(copy.generations().at(10).digest, digest);
   kept.Apply(DropOf(LinkDropped::kGeneration, 10));
@@ -247,8 +246,8 @@ TEST(Kept, ContentGoesWithItsGeneration) {
 }
 
 // An allocator's one allocation is offered in many ranges, but counts once.
-TEST(Kept, ACuIpcOfferCountsTheBytesOffered) {
-  Kept kept;
+TEST(KeptState, ACuIpcOfferCountsTheBytesOffered) {
+  KeptState kept;
   ASSERT_TRUE(kept.Apply(BufferOf("a", 7)));
   protocol::LinkGeneration range = GenerationOf("a", 7);
   range.size_bytes = 4096;
@@ -261,8 +260,8 @@ TEST(Kept, ACuIpcOfferCountsTheBytesOffered) {
   EXPECT_EQ(kept.counts().offered_bytes, 0u);
 }
 
-TEST(Kept, WhatIsNamedMustBeThere) {
-  Kept kept = Pod();
+TEST(KeptState, WhatIsNamedMustBeThere) {
+  KeptState kept = Pod();
   EXPECT_THAT(Said(kept.Apply(LeaseOf(9, 7, 10))), HasSubstr("lease 9 of the unknown client 7"));
   EXPECT_THAT(Said(kept.Apply(LeaseOf(9, 1, 77))), HasSubstr("unknown generation 77"));
   EXPECT_THAT(Said(kept.Apply(GenerationOf("c", 13), Memfd())),
@@ -279,11 +278,11 @@ TEST(Kept, WhatIsNamedMustBeThere) {
   EXPECT_THAT(Said(kept.Apply(other, UniqueFd())), HasSubstr("other memory"));
   EXPECT_THAT(Said(kept.Apply(GenerationOf("b", 10), UniqueFd())), HasSubstr("other memory"));
   EXPECT_EQ(kept.counts(), Pod().counts()) << "a refused statement changes nothing";
-  EXPECT_THAT(kept.TakeRefuse(), SizeIs(2)) << "and its descriptors are returned for closing";
+  EXPECT_THAT(kept.TakeDiscarded(), SizeIs(2)) << "and its descriptors are returned for closing";
 }
 
-TEST(Kept, WhatIsNotStatedAgainUntilTheEndIsNoMore) {
-  Kept kept = Pod();
+TEST(KeptState, WhatIsNotStatedAgainUntilTheEndIsNoMore) {
+  KeptState kept = Pod();
   kept.BeginAll();
   EXPECT_TRUE(kept.Apply(ClientOf(1), Memfd()));
   EXPECT_TRUE(kept.Apply(BufferOf("b", 12)));
@@ -299,9 +298,9 @@ TEST(Kept, WhatIsNotStatedAgainUntilTheEndIsNoMore) {
                                        .offered_bytes = 0}));
 }
 
-TEST(Kept, HasLimits) {
+TEST(KeptState, HasLimits) {
   RaiseDescriptorLimit();
-  Kept kept;
+  KeptState kept;
   ASSERT_TRUE(kept.Apply(BufferOf("a")));
   for (uint32_t i = 1; i < limits::kLinkBuffers; ++i) {
     ASSERT_TRUE(kept.Apply(BufferOf(Concat("b", i))));
@@ -333,11 +332,11 @@ TEST(Kept, HasLimits) {
 // statements, including invalid ones, against a model of a few lines. After each, the dumps are
 // equal. From time to time the dump is applied elsewhere, in each of its prefixes, and must come
 // back.
-TEST(Kept, DoesWhatTheModelDoes) {
+TEST(KeptState, DoesWhatTheModelDoes) {
   SCOPED_TRACE(gpushm::testing::StrideNote());
   for (int round = gpushm::testing::Offset(); round < 60; round += gpushm::testing::Stride()) {
     testing::Random random(static_cast<uint64_t>(round));
-    Kept kept;
+    KeptState kept;
     Model model;
     int refused = 0;
     for (int step = 0; step < 300; ++step) {
@@ -361,9 +360,9 @@ TEST(Kept, DoesWhatTheModelDoes) {
       ASSERT_EQ(valid, applied.has_value()) << Said(applied) << " round " << round;
       refused += valid ? 0 : 1;
       ASSERT_EQ(Dump(kept), model.Dump()) << "round " << round << " step " << step;
-      for (const UniqueFd& gone : kept.TakeRefuse()) EXPECT_TRUE(gone.valid());
+      for (const UniqueFd& gone : kept.TakeDiscarded()) EXPECT_TRUE(gone.valid());
       if (step % 50 != 49) continue;
-      const Kept copy = CopyOf(kept);
+      const KeptState copy = CopyOf(kept);
       ASSERT_EQ(Dump(copy), Dump(kept));
       ASSERT_EQ(copy.counts(), kept.counts());
     }

@@ -1,4 +1,5 @@
-// One allocation's link: its socket, the broker behind it, and what is kept of that broker.
+// One allocation's link: its socket and the broker behind it. BrokerStatements has what that broker
+// stated, and LinkSender sends it messages.
 //
 // Terms: a *connection* is an accepted socket; the *broker* is the process whose greeting was
 // accepted. The link is *open* until that process has ended: after a SIGKILL, a socket can end 120
@@ -41,34 +42,21 @@
 #include <utility>
 #include <vector>
 
-#include "contract/claims.h"
 #include "contract/protocol/channel.h"
 #include "contract/protocol/link.h"
-#include "contract/registry/reader.h"
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/closing.h"
 #include "platform/daemon/descriptor.h"
 #include "platform/daemon/event_loop.h"
-#include "plugin/keeper/kept_counters.h"
+#include "plugin/keeper/broker_statements.h"
 #include "plugin/keeper/kept_state.h"
+#include "plugin/keeper/link_sender.h"
+#include "plugin/keeper/link_terms.h"
 #include "plugin/keeper/link_view.h"
 
 namespace gpushm::plugin {
-
-using claims::Others;
-
-// What an allocation grants its holder.
-struct LinkGrant {
-  // UUIDs, "GPU-..." or "MIG-...", in the order of their numbers; at least one.
-  std::vector<std::string> gpus;
-  uint64_t pool_bytes = 0;  // On each of them.
-  std::string pod = {};     // "namespace/name", for the log; empty: unknown.
-  // If not kNone, the caller has made the folder of their socket.
-  Others others = Others::kNone;
-  friend bool operator==(const LinkGrant&, const LinkGrant&) = default;
-};
 
 // How much of the plugin's memory the statements of all links may take. Used on the loop's thread
 // only.
@@ -84,19 +72,11 @@ enum class ForeignStep {
   kHeldUp,   // Closing it blocks, and the plugin cannot end that; reported repeatedly.
 };
 
-struct GpuHealth {
-  bool lost = false;
-  std::string reason;
-};
-// Those that are unhealthy, by UUID.
-using SickGpus = std::map<std::string, GpuHealth>;
-
 class LinkServer {
  public:
   struct Settings {
     int64_t greeting_ms = 5000;  // From connect to Hello.
     int64_t gone_ms = 1000;      // See above; eight times the measured value.
-    bool peer_process = true;    // False: as on a kernel before 6.5.
     int64_t foreign_ms = 2000;   // How long closing a foreign descriptor may take.
     MemoryKind memory = {};
   };
@@ -119,9 +99,9 @@ class LinkServer {
   LinkServer(const LinkServer&) = delete;
   LinkServer& operator=(const LinkServer&) = delete;
 
-  // Listens, and restores a socket file that somebody removed. Revokes first if the grant differs.
+  // Listens, and restores a socket file that somebody removed. Revokes first if the terms differ.
   // kBusy: the former holder's descriptors are still being closed.
-  Result<void> Open(const LinkGrant& grant, const SickGpus& sick);
+  Result<void> Open(const LinkTerms& terms, const SickGpus& sick);
   // The allocation has another holder: drops what is kept, and disconnects the broker.
   void Revoke();
   // Revokes, and removes the socket file.
@@ -131,23 +111,23 @@ class LinkServer {
   // deadline. Returns the number of generations; 0: nothing is kept.
   Result<uint64_t> HandOver(const Deadline& deadline, const std::function<bool()>& goes_on) const;
 
-  const LinkGrant& grant() const { return grant_; }
-  bool granted() const { return granted_; }
-  // Not granted, and neither a process nor a descriptor is left.
-  bool finished() const { return !granted_ && !broker_ && closing_->pending() == 0; }
+  const LinkTerms& terms() const { return terms_; }
+  bool allocated() const { return allocated_; }
+  // Not allocated, and neither a process nor a descriptor is left.
+  bool finished() const { return !allocated_ && !broker_ && closing_->pending() == 0; }
   // For waiting until kept descriptors are closed.
   const std::shared_ptr<Closing>& closing() const { return closing_; }
   // Ends the FUSE file systems whose daemons have held up a close for `held_ms`, and logs and
   // counts each; with `sockets` also logs sockets that do, which nothing can end.
   void AbortHeldUp(int64_t held_ms, bool sockets);
   LinkView Look();
-  const Kept& kept() const { return kept_; }
+  const KeptState& kept() const { return statements_.kept(); }
   // Physical bytes of the kept buffers on the GPU of that number.
   uint64_t kept_bytes(size_t gpu) const;
   // Processes of other pods that share the claim, which hold leases and have not ended.
-  size_t CountUsers() const;
+  size_t CountUsers() const { return statements_.CountUsers(); }
   // Plugin memory that the kept statements take.
-  uint64_t statement_bytes() const { return kept_.bytes(); }
+  uint64_t statement_bytes() const { return kept().bytes(); }
   // Its state was dropped once because it took too much.
   bool was_exhausted() const { return exhausted_ > 0; }
   // Drops what is kept and disconnects the broker, because others need the room.
@@ -159,26 +139,19 @@ class LinkServer {
 
  private:
   struct Connection {
-    uint64_t id = 0;
+    Connection(uint64_t number, UniqueFd its_socket, EventLoop* loop,
+               const LinkSender::Source& source)
+        : id(number),
+          socket(std::move(its_socket)),
+          pidfd(PeerProcess(socket.get())),
+          sender(loop, socket.get(), source) {}
+
+    const uint64_t id;
     UniqueFd socket;
     UniqueFd pidfd;  // Moves to the broker when Hello is accepted.
     bool greeted = false;
-    bool ended = false;                            // Nothing can be sent any more.
-    uint16_t version = protocol::kLinkMinVersion;  // Chosen in Welcome.
-    bool said_registry = false;
-    bool said_counters = false;
-    bool said_end = false;
     uint64_t greeting_timer = 0;
-    uint64_t retry_timer = 0;  // ETOOMANYREFS
-    // What has to be sent, in this order.
-    bool welcome_due = false;
-    bool dump_due = false;
-    uint32_t gpu_due = 0;  // The number of the next Gpu message; 0: none.
-    bool others_due = false;
-    uint32_t devices_due = 0;  // Bit i: a Device message about GPU number i.
-    bool wants_kept = false;
-    Kept::Cursor cursor;
-    bool waits_for_room = false;
+    LinkSender sender;
   };
   struct Broker {
     UniqueFd pidfd;  // Invalid: the kernel did not report it.
@@ -220,32 +193,15 @@ class LinkServer {
   // ---- the broker
   Result<void> OnMessage(Connection& connection, protocol::Message& message);
   Result<void> OnHello(Connection& connection, protocol::Message& message);
-  Result<void> OnStatement(Connection& connection, protocol::LinkKind kind,
-                           protocol::Message& message);
-  Result<void> CheckGeneration(const protocol::LinkGeneration& generation, int descriptor) const;
-  Result<void> OnRegistry(Connection& connection, protocol::Message& message);
-  Result<void> OnCounters(Connection& connection, protocol::Message& message);
-  Result<void> OnEnd(Connection& connection, protocol::Message& message);
   bool IsBroker(const Connection& connection, uint64_t epoch) const;
   Result<void> MakeBroker(Connection& connection, const protocol::LinkHello& hello);
   void OnProcessEnded();
   void ForgetKept();
-  // Updates the budget to what kept_ takes now.
+  // Updates the budget to what is kept now.
   void CountKept();
   // Reports readiness once for each broker, before its counters go.
   void TellReady();
-  void CloseRefuse() { closing_->Close(kept_.TakeRefuse()); }
-
-  // ---- sending
-  void Flush(uint64_t id);
-  // The next statement to send; `after` is the connection's cursor once it is sent.
-  bool NextDue(const Connection& connection, Kept::Statement* statement, Kept::Cursor* after) const;
-  void Sent(Connection& connection, const Kept::Statement& statement, const Kept::Cursor& after);
-  void WaitForRoom(Connection& connection);
-  void UpdateInterest(const Connection& connection);
-  protocol::LinkWelcome Welcome(const Connection& connection) const;
-
-  void LookAtBuffers(LinkView* view) const;
+  void CloseDiscarded() { closing_->Close(statements_.TakeDiscarded()); }
 
   EventLoop* loop_;
   const Settings settings_;
@@ -258,13 +214,9 @@ class LinkServer {
   uint64_t foreign_timer_ = 0;
   std::set<uint64_t> foreign_told_;  // Closing::Held::id of those that were logged.
 
-  bool granted_ = false;
-  LinkGrant grant_;
-  struct GrantedGpu {
-    std::array<uint8_t, 16> uuid{};
-    GpuHealth health;
-  };
-  std::vector<GrantedGpu> gpus_;  // As in grant_.
+  bool allocated_ = false;
+  LinkTerms terms_;
+  std::vector<LinkedGpu> gpus_;  // As in terms_.
 
   SocketFile listener_;
   SocketFile others_;        // While there is a broker, which accepts connections there.
@@ -275,15 +227,9 @@ class LinkServer {
   uint64_t next_connection_ = 1;
 
   std::optional<Broker> broker_;
-  std::shared_ptr<const registry::RegistryReader> registry_;
-  std::string broker_pod_;  // As the last broker stated it; empty: none did.
-  Kept kept_;
-  uint64_t counted_bytes_ = 0;  // Bytes of kept_ that the budget includes.
+  BrokerStatements statements_;
+  uint64_t counted_bytes_ = 0;  // Bytes of kept() that the budget includes.
   uint64_t exhausted_ = 0;      // Times that everything was dropped for taking too much.
-  KeptCounters counters_;
-  protocol::CounterValues ended_counters_{};  // Of former holders; until Count.
-  bool ready_told_ = false;                   // For the current broker.
-  uint64_t kept_epoch_ = 0;                   // Of the broker that made the last statement.
 };
 
 }  // namespace gpushm::plugin

@@ -87,28 +87,28 @@ struct LinkView {
   std::string name;             // Name of the allocation.
   std::vector<GpuOfLink> gpus;  // In the order of their numbers.
   uint64_t pool_bytes = 0;      // On each of them.
-  bool granted = false;         // False: its pod has ended, and the rest of it is being removed.
+  bool allocated = false;       // False: its pod has ended, and the rest of it is being removed.
   bool open = false;            // The broker's process lives.
   bool connected = false;       // It is also connected.
   std::string program;          // The name that the broker states; empty: no broker.
   std::string broker_pod{};     // The pod of the last broker, as it stated; empty: unknown.
-  KeptCounts kept;
-  uint64_t kept_heap_bytes = 0;     // Plugin memory that all of it takes.
-  uint64_t exhausted = 0;           // Times that it was dropped for taking too much.
-  uint64_t closing = 0;             // Descriptors that are no longer kept and not closed yet.
-  std::vector<ClientView> clients;  // Sorted by client_id.
-  std::vector<BufferView> buffers;  // Sorted by name.
-  std::vector<LeaseView> leases;    // Sorted by lease_id.
-  std::vector<SyncView> syncs;      // Published signals, barriers and rings; in no order.
+  KeptCounts kept{};
+  uint64_t kept_heap_bytes = 0;       // Plugin memory that all of it takes.
+  uint64_t exhausted = 0;             // Times that it was dropped for taking too much.
+  uint64_t closing = 0;               // Descriptors that are no longer kept and not closed yet.
+  std::vector<ClientView> clients{};  // Sorted by client_id.
+  std::vector<BufferView> buffers{};  // Sorted by name.
+  std::vector<LeaseView> leases{};    // Sorted by lease_id.
+  std::vector<SyncView> syncs{};      // Published signals, barriers and rings; in no order.
   // What the pod's processes counted, by container, over all brokers since the plugin knows the
   // allocation.
-  std::vector<ContainerCounters> counters;
+  std::vector<ContainerCounters> counters{};
   // From the broker's start until containers could connect. Absent: no broker, or it does not state
   // it.
-  std::optional<double> broker_ready_seconds;
-  std::optional<status::Mps> mps;  // Of its pod, if it asked for MPS.
+  std::optional<double> broker_ready_seconds{};
+  std::optional<status::Mps> mps{};  // Of its pod, if it asked for MPS.
   // Registry of the running broker. Null if there is none or its layout is unknown. Any thread.
-  std::shared_ptr<const registry::RegistryReader> registry;
+  std::shared_ptr<const registry::RegistryReader> registry{};
 };
 
 }  // namespace gpushm::plugin

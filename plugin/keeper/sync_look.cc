@@ -7,7 +7,7 @@
 
 namespace gpushm::plugin {
 
-std::optional<SyncView> LookAtPage(const UniqueFd& page) {
+std::optional<SyncView> LookAtSyncPage(const UniqueFd& page) {
   const auto mapping = MapSealed(page, "page", sync::kPageBytes, limits::kPageBytes, Writers::kAll,
                                  /*read_only=*/true);
   if (!mapping) return std::nullopt;

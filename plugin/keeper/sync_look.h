@@ -29,6 +29,6 @@ struct SyncView {
 inline constexpr size_t kMostSyncs = limits::kAllPagesBytes / sync::kPageBytes;
 
 // Nothing: the page is not initialised, or not a gpushm sync page. Maps it during the call.
-std::optional<SyncView> LookAtPage(const UniqueFd& page);
+std::optional<SyncView> LookAtSyncPage(const UniqueFd& page);
 
 }  // namespace gpushm::plugin

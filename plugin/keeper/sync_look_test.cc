@@ -25,14 +25,14 @@ sync::Page PageOf(const WritableSegment& made, sync::Kind kind, uint32_t cells) 
 
 TEST(SyncLook, TellsWhetherTheWriterLives) {
   const WritableSegment made = Sealed();
-  EXPECT_FALSE(LookAtPage(made.fd)) << "its header is not written yet";
+  EXPECT_FALSE(LookAtSyncPage(made.fd)) << "its header is not written yet";
   const sync::Page page = PageOf(made, sync::Kind::kSignal, 1);
-  EXPECT_EQ(LookAtPage(made.fd)->kind, sync::Kind::kSignal);
-  EXPECT_EQ(LookAtPage(made.fd)->state, SyncState::kUnused);
+  EXPECT_EQ(LookAtSyncPage(made.fd)->kind, sync::Kind::kSignal);
+  EXPECT_EQ(LookAtSyncPage(made.fd)->state, SyncState::kUnused);
   ASSERT_TRUE(sync::Claim(page.cell(0), 7, /*again=*/false));
-  EXPECT_EQ(LookAtPage(made.fd)->state, SyncState::kLive);
+  EXPECT_EQ(LookAtSyncPage(made.fd)->state, SyncState::kLive);
   ASSERT_TRUE(sync::EndCell(page.cell(0), 7, sync::CellState::kDied));
-  EXPECT_EQ(LookAtPage(made.fd)->state, SyncState::kEnded);
+  EXPECT_EQ(LookAtSyncPage(made.fd)->state, SyncState::kEnded);
 }
 
 TEST(SyncLook, OneWhoEndsBreaksABarrierButNoRing) {
@@ -43,19 +43,19 @@ TEST(SyncLook, OneWhoEndsBreaksABarrierButNoRing) {
     ASSERT_TRUE(sync::Claim(page.cell(0), 7, /*again=*/false));
     ASSERT_TRUE(sync::Claim(page.cell(1), 8, /*again=*/false));
     ASSERT_TRUE(sync::EndCell(page.cell(1), 8, sync::CellState::kLeft));
-    EXPECT_EQ(LookAtPage(made.fd)->state, state) << sync::KindName(kind);
+    EXPECT_EQ(LookAtSyncPage(made.fd)->state, state) << sync::KindName(kind);
   }
 }
 
 TEST(SyncLook, RubbishIsNoPage) {
-  EXPECT_FALSE(LookAtPage(UniqueFd()));
+  EXPECT_FALSE(LookAtSyncPage(UniqueFd()));
   const WritableSegment made = Sealed();
   std::memset(made.mapping.address(), 0xff, made.mapping.bytes());
-  EXPECT_FALSE(LookAtPage(made.fd));
+  EXPECT_FALSE(LookAtSyncPage(made.fd));
   // A page that its maker could shrink while it is read.
   const UniqueFd unsealed(memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(unsealed.get(), sync::kPageBytes), 0);
-  EXPECT_FALSE(LookAtPage(unsealed));
+  EXPECT_FALSE(LookAtSyncPage(unsealed));
 }
 
 }  // namespace

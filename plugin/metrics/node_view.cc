@@ -306,7 +306,7 @@ NodeViewBuilder::NodeViewBuilder(const NodeFacts& facts)
 }
 
 void NodeViewBuilder::Add(const LinkView& link) {
-  if (!link.granted) return;
+  if (!link.allocated) return;
   const auto binding = bindings_.find(link.name);
   // Without Kubernetes, or if another pod now has these device IDs, the allocation's name
   // identifies the pool.

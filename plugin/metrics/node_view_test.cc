@@ -48,7 +48,7 @@ LinkView Link(const std::string& name = "m0000") {
   link.name = name;
   link.gpus = {{kGpu, {}}};
   link.pool_bytes = 100 * kMi;
-  link.granted = link.open = link.connected = true;
+  link.allocated = link.open = link.connected = true;
   return link;
 }
 
@@ -280,7 +280,7 @@ TEST(NodeView, WhyABufferHasNoContentIsWhatItsRegistrySays) {
 TEST(NodeView, APoolIsNamedAfterItsPodOrItsAllocation) {
   Node facts = Facts();
   facts.links = {Link("m0000"), Link("m0001"), Link("m0002")};
-  facts.links[2].granted = false;  // Its pod has ended.
+  facts.links[2].allocated = false;  // Its pod has ended.
   facts.bindings.push_back({.resource = Resource::kMemory,
                             .ids = {"m0000", "m0007"},
                             .gpus = {kGpu},

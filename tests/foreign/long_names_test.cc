@@ -61,7 +61,7 @@ plugin::NodeView LongNode() {
   plugin::LinkView link;
   link.name = "m0003";
   link.gpus = {{kGpu, {}}};
-  link.granted = link.open = link.connected = true;
+  link.allocated = link.open = link.connected = true;
   builder.Add(link);
   return builder.Finish();
 }
