@@ -24,18 +24,18 @@
 namespace gpushm::plugin {
 namespace {
 
+using keeper::testing::FakeBroker;
+using keeper::testing::Process;
 using kubelet::testing::ScriptedKubelet;
 using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::Eq;
-using testing::FakeBroker;
 using testing::kAttach;
 using testing::kLongMs;
 using testing::kMemory;
 using testing::kTokens;
 using testing::kUnits;
 using testing::PluginProcess;
-using testing::Process;
 using testing::SharingPod;
 using ::testing::SizeIs;
 using testing::Soon;

@@ -51,14 +51,15 @@ uint64_t StatementBytes(uint64_t memory_limit_bytes) {
 
 int64_t NowMs() { return MonotonicNs() / 1'000'000; }
 
-std::vector<kubelet::Advertised> Listed(const DeviceIds& ids, const DeviceIds& unhealthy) {
+std::vector<kubelet::Advertised> Listed(const binding::DeviceIds& ids,
+                                        const binding::DeviceIds& unhealthy) {
   std::vector<kubelet::Advertised> devices;
   devices.reserve(ids.size());
   for (const std::string& id : ids) devices.push_back({id, !unhealthy.contains(id)});
   return devices;
 }
 
-void TellMissing(const Advertisement& advertisement) {
+void TellMissing(const inventory::Advertisement& advertisement) {
   for (const std::string& missing : advertisement.missing) {
     LogError("gpu-not-here",
              {{"gpu", missing},
@@ -68,35 +69,35 @@ void TellMissing(const Advertisement& advertisement) {
   }
 }
 
-Result<Advertisement> ReadGpus(const NvmlApi& nvml, const PluginConfig& config) {
+Result<inventory::Advertisement> ReadGpus(const NvmlApi& nvml, const config::PluginConfig& config) {
   std::vector<std::string> unread;
-  const Result<std::vector<Device>> devices = ReadDevices(nvml, &unread);
+  const Result<std::vector<inventory::Device>> devices = inventory::ReadDevices(nvml, &unread);
   if (!devices) return std::unexpected(devices.error());
   for (const std::string& reason : unread) LogError("gpu-not-read", {{"reason", reason}});
-  Result<Advertisement> advertisement = Advertise(*devices, config.rules);
+  Result<inventory::Advertisement> advertisement = inventory::Advertise(*devices, config.rules);
   // The kubelet is told of no extended resources then.
-  if (advertisement && config.allocation == Allocation::kDra) advertisement->ids = {};
+  if (advertisement && config.allocation == config::Allocation::kDra) advertisement->ids = {};
   return advertisement;
 }
 
 // Only the other front end can end a ResourceClaim that is prepared on this node: the kubelet calls
 // nobody else, and the pods of the claim would neither end nor give their memory back.
-Result<void> CheckNoClaims(const PluginConfig& config) {
-  if (config.allocation == Allocation::kDra) return {};
+Result<void> CheckNoClaims(const config::PluginConfig& config) {
+  if (config.allocation == config::Allocation::kDra) return {};
   std::set<std::string> pods;
   // Another plugin may be writing there, so nothing is changed.
   const auto names = ListFolder(config.cdi_folder);
   for (const std::string& name : names.value_or(std::vector<std::string>())) {
-    if (!IsSpecFileName(name)) continue;
-    const auto text = ReadWhole(Concat(config.cdi_folder, "/", name), kMaxSpecBytes);
-    const auto binding = text ? ParseSpec(name, *text) : std::unexpected(text.error());
+    if (!cdi::IsSpecFileName(name)) continue;
+    const auto text = ReadWhole(Concat(config.cdi_folder, "/", name), cdi::kMaxSpecBytes);
+    const auto binding = text ? cdi::ParseSpec(name, *text) : std::unexpected(text.error());
     if (binding && binding->IsClaim()) pods.insert(binding->owner.pod.ToString());
   }
   if (pods.empty()) return {};
   return Fail(Code::kBusy,
               Concat("ResourceClaims of these pods are prepared on this node, and only a plugin "
                      "with allocation: dra can end them: ",
-                     CommaList(pods)),
+                     binding::CommaList(pods)),
               "drain the node first, or go back to allocation: dra until these pods have ended");
 }
 
@@ -110,7 +111,7 @@ Daemon::~Daemon() {
   if (const auto room = TakeRoom()) room->Remove();
   if (registration_) registration_->Stop();
   std::unique_ptr<dra::FrontEnd> front_end;
-  std::unique_ptr<Monitoring> monitoring;
+  std::unique_ptr<monitoring::Monitoring> monitoring;
   {
     // Health and the reconciler may still report devices; after this there is nothing to report
     // them to.
@@ -163,7 +164,7 @@ void Daemon::HandOver() {
 }
 
 // Nothing is offered to it from then on.
-std::unique_ptr<RoomFile> Daemon::TakeRoom() {
+std::unique_ptr<inventory::RoomFile> Daemon::TakeRoom() {
   const std::lock_guard lock(tell_mutex_);
   return std::move(room_);
 }
@@ -192,16 +193,17 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(EventLoop* loop, DaemonOptions opt
   }
   // The previous plugin may end now, and the next one may stand by.
   daemon->locks_.standby.Reset();
-  LogInfo("ready", {{"gpus", daemon->advertisement_.gpus.size()},
-                    {"memory_ids", daemon->advertisement_.ids[Resource::kMemory].size()},
-                    {"attach_ids", daemon->advertisement_.ids[Resource::kAttach].size()},
-                    {"exclusive_ids", daemon->advertisement_.ids[Resource::kExclusive].size()},
-                    {"gpus_ids", daemon->advertisement_.ids[Resource::kGpus].size()},
-                    {"nvlink_ids", daemon->advertisement_.ids[Resource::kNvlink].size()},
-                    {"driver", daemon->driver_->version},
-                    {"driver_root", daemon->driver_->root},
-                    {"bindings", daemon->allocator_->bindings().size()},
-                    {"took_ms", (MonotonicNs() - started_ns) / 1'000'000}});
+  LogInfo("ready",
+          {{"gpus", daemon->advertisement_.gpus.size()},
+           {"memory_ids", daemon->advertisement_.ids[binding::Resource::kMemory].size()},
+           {"attach_ids", daemon->advertisement_.ids[binding::Resource::kAttach].size()},
+           {"exclusive_ids", daemon->advertisement_.ids[binding::Resource::kExclusive].size()},
+           {"gpus_ids", daemon->advertisement_.ids[binding::Resource::kGpus].size()},
+           {"nvlink_ids", daemon->advertisement_.ids[binding::Resource::kNvlink].size()},
+           {"driver", daemon->driver_->version},
+           {"driver_root", daemon->driver_->root},
+           {"bindings", daemon->allocator_->bindings().size()},
+           {"took_ms", (MonotonicNs() - started_ns) / 1'000'000}});
   return daemon;
 }
 
@@ -225,7 +227,7 @@ Result<void> Daemon::LockState() {
   }
   // Also when taking over: a pod may have come while this plugin stood by.
   if (auto free = CheckNoClaims(options_.config); !free) return free;
-  if (options_.config.kubelet == KubeletMode::kNone || locks_.standby) return {};
+  if (options_.config.kubelet == config::KubeletMode::kNone || locks_.standby) return {};
   // A plugin with another state folder: check before changing anything that both would share. It
   // may also have the other front end.
   if (auto alone = dra::FrontEnd::CheckAlone(options_.config.plugins_registry_folder); !alone) {
@@ -235,14 +237,14 @@ Result<void> Daemon::LockState() {
 }
 
 Result<void> Daemon::ReadNode() {
-  const PluginConfig& config = options_.config;
-  Result<DriverFiles> driver =
-      FindDriver({.root = config.driver_root.empty() ? "auto" : config.driver_root,
-                  .host_root = config.host_root,
-                  .simulated_state = options_.simulated_state});
+  const config::PluginConfig& config = options_.config;
+  Result<cdi::DriverFiles> driver =
+      cdi::FindDriver({.root = config.driver_root.empty() ? "auto" : config.driver_root,
+                       .host_root = config.host_root,
+                       .simulated_state = options_.simulated_state});
   if (!driver) {
     // Without a kubelet nothing is mounted into containers: NVML is enough, wherever it is found.
-    if (config.kubelet != KubeletMode::kNone) return std::unexpected(driver.error());
+    if (config.kubelet != config::KubeletMode::kNone) return std::unexpected(driver.error());
     LogWarning("no-driver-files", {{"reason", driver.error().ToString()}});
     driver.emplace();
   }
@@ -254,7 +256,7 @@ Result<void> Daemon::ReadNode() {
       options_.driver_folder.empty() ? driver_->library_folder : options_.driver_folder);
   if (!nvml) return std::unexpected(nvml.error());
   nvml_ = *nvml;
-  Result<Advertisement> advertisement = ReadGpus(*nvml_, config);
+  Result<inventory::Advertisement> advertisement = ReadGpus(*nvml_, config);
   if (!advertisement) return std::unexpected(advertisement.error());
   advertisement_ = std::move(*advertisement);
   TellMissing(advertisement_);
@@ -262,14 +264,14 @@ Result<void> Daemon::ReadNode() {
 }
 
 Result<void> Daemon::OpenFiles() {
-  const PluginConfig& config = options_.config;
+  const config::PluginConfig& config = options_.config;
   // Mounted at the host's own path, because what is mounted into containers is named by host paths.
-  Result<HostFiles> files = HostFiles::Open(config.state_folder, config.state_folder);
+  Result<cdi::HostFiles> files = cdi::HostFiles::Open(config.state_folder, config.state_folder);
   if (!files) return std::unexpected(files.error());
   files_ = std::move(*files);
-  if (config.allocation == Allocation::kDra) files_->UseRunFolder(config.claims_folder);
-  OwnFiles own;
-  const bool kubelet = config.kubelet == KubeletMode::kAuto;
+  if (config.allocation == config::Allocation::kDra) files_->UseRunFolder(config.claims_folder);
+  cdi::OwnFiles own;
+  const bool kubelet = config.kubelet == config::KubeletMode::kAuto;
   if (options_.payload_folder.empty()) {
     if (kubelet)
       LogWarning(
@@ -277,13 +279,13 @@ Result<void> Daemon::OpenFiles() {
           {{"reason", "no --payload: containers must bring their own libgpushm and gpushmctl"}});
   } else {
     const Result<bool> installed =
-        files_->Install(Concat(options_.payload_folder, "/", kLibraryName),
-                        Concat(options_.payload_folder, "/", kCtlName));
+        files_->Install(Concat(options_.payload_folder, "/", cdi::kLibraryName),
+                        Concat(options_.payload_folder, "/", cdi::kCtlName));
     if (!installed) return std::unexpected(installed.error());
-    own = OwnFiles{.library = files_->library(), .ctl = files_->ctl(), .link_folder = {}};
+    own = cdi::OwnFiles{.library = files_->library(), .ctl = files_->ctl(), .link_folder = {}};
   }
   if (kubelet) {
-    Result<SpecStore> specs = SpecStore::Open(config.cdi_folder);
+    Result<cdi::SpecStore> specs = cdi::SpecStore::Open(config.cdi_folder);
     if (!specs) return std::unexpected(specs.error());
     specs_ = std::move(*specs);
   }
@@ -296,35 +298,35 @@ Result<void> Daemon::OpenFiles() {
       ReconcileSoon(kLinkEndedMs);
     });
   };
-  Result<std::unique_ptr<Keeper>> keeper =
-      Keeper::Start({.links_folder = config.state_folder + "/links",
-                     .others_folder = config.state_folder + "/others",
-                     .on_link = on_link,
-                     .on_ready = [this](double seconds) { counters_.BrokerReady(seconds); },
-                     .on_foreign = [this](ForeignStep step) { counters_.Foreign(step); },
-                     .settings = {.memory = MemoryKind::Of(options_.simulated_state)},
-                     .statement_bytes = StatementBytes(MemoryLimitBytes())});
+  Result<std::unique_ptr<keeper::Keeper>> keeper = keeper::Keeper::Start(
+      {.links_folder = config.state_folder + "/links",
+       .others_folder = config.state_folder + "/others",
+       .on_link = on_link,
+       .on_ready = [this](double seconds) { counters_.BrokerReady(seconds); },
+       .on_foreign = [this](keeper::ForeignStep step) { counters_.Foreign(step); },
+       .settings = {.memory = MemoryKind::Of(options_.simulated_state)},
+       .statement_bytes = StatementBytes(MemoryLimitBytes())});
   if (!keeper) return std::unexpected(keeper.error());
   keeper_ = std::move(*keeper);
   MakeNode(own);
   if (specs_) {
     // Not only with the first binding: a plugin that cannot write the shared spec must not
     // register.
-    const Result<bool> shared = specs_->WriteShared(SharedEdits(*driver_, own));
+    const Result<bool> shared = specs_->WriteShared(cdi::SharedEdits(*driver_, own));
     if (!shared) return std::unexpected(shared.error());
   }
-  allocator_.emplace(AllocatorOptions{.unit_bytes = config.rules.unit_bytes,
-                                      .coexist = config.coexist,
-                                      .tenancy = config.tenancy,
-                                      .own_pod = options_.own_pod},
+  allocator_.emplace(allocation::AllocatorOptions{.unit_bytes = config.rules.unit_bytes,
+                                                  .coexist = config.coexist,
+                                                  .tenancy = config.tenancy,
+                                                  .own_pod = options_.own_pod},
                      &*node_);
   allocator_->SetGpus(advertisement_.gpus);
   return {};
 }
 
-void Daemon::MakeNode(const OwnFiles& own) {
-  const PluginConfig& config = options_.config;
-  if (config.kubelet == KubeletMode::kAuto) {
+void Daemon::MakeNode(const cdi::OwnFiles& own) {
+  const config::PluginConfig& config = options_.config;
+  if (config.kubelet == config::KubeletMode::kAuto) {
     kubelet::PodResources::Options pods;
     pods.socket = config.pod_resources_socket;
     pods_.emplace(std::move(pods));
@@ -332,35 +334,36 @@ void Daemon::MakeNode(const OwnFiles& own) {
   if (pods_ && !config.coexist) {
     taken_.emplace(config.state_folder + "/taken.json", config.not_gpus, NowMs());
   }
-  node_.emplace(Node::Parts{.pods = pods_ ? &*pods_ : nullptr,
-                            .pod_resources_socket = config.pod_resources_socket,
-                            .specs = specs_ ? &*specs_ : nullptr,
-                            .files = &*files_,
-                            .keeper = keeper_.get(),
-                            .taken = taken_ ? &*taken_ : nullptr,
-                            .not_gpus = config.not_gpus,
-                            .plugins_registry_folder = config.plugins_registry_folder,
-                            .state_folder = config.state_folder},
+  node_.emplace(allocation::Node::Parts{.pods = pods_ ? &*pods_ : nullptr,
+                                        .pod_resources_socket = config.pod_resources_socket,
+                                        .specs = specs_ ? &*specs_ : nullptr,
+                                        .files = &*files_,
+                                        .keeper = keeper_.get(),
+                                        .taken = taken_ ? &*taken_ : nullptr,
+                                        .not_gpus = config.not_gpus,
+                                        .plugins_registry_folder = config.plugins_registry_folder,
+                                        .state_folder = config.state_folder},
                 *driver_, own, config.rules.unit_bytes, advertisement_.on_node);
 }
 
 // Takes over what an earlier run of the plugin left, however that run ended.
 Result<void> Daemon::TakeOver() {
-  Result<SpecStore::Contents> contents = SpecStore::Contents();
+  Result<cdi::SpecStore::Contents> contents = cdi::SpecStore::Contents();
   if (specs_) contents = specs_->ReadAll();
   if (!contents) return std::unexpected(contents.error());
-  for (const SpecStore::Damaged& damaged : contents->damaged) {
+  for (const cdi::SpecStore::Damaged& damaged : contents->damaged) {
     LogWarning("spec-damaged",
                {{"file", damaged.file_name}, {"reason", damaged.reason.ToString()}});
     if (auto removed = specs_->RemoveDamaged(damaged); !removed) return removed;
   }
   allocator_->Restore(contents->bindings);
   std::set<std::string> names;
-  for (const Binding& binding : contents->bindings) {
-    if (binding.resource == Resource::kMemory) names.insert(binding.name());
+  for (const binding::Binding& binding : contents->bindings) {
+    if (binding.resource == binding::Resource::kMemory) names.insert(binding.name());
   }
   // Link folders of declared allocations stay: containers may have them mounted.
-  for (const NodeAllocation& declared : options_.config.allocations) names.insert(declared.name);
+  for (const config::NodeAllocation& declared : options_.config.allocations)
+    names.insert(declared.name);
   const Result<std::vector<std::string>> folders = files_->LinkFolders();
   if (!folders) return std::unexpected(folders.error());
   for (const std::string& folder : *folders) {
@@ -374,12 +377,12 @@ Result<void> Daemon::TakeOver() {
 
 Result<void> Daemon::StartHealth() {
   health_.emplace(*nvml_, advertisement_.devices, options_.config.health,
-                  [this](const HealthChange& change) { OnHealth(change); });
+                  [this](const inventory::HealthChange& change) { OnHealth(change); });
   return {};
 }
 
 Result<void> Daemon::StartMonitoring() {
-  Monitoring::Parts parts{
+  monitoring::Monitoring::Parts parts{
       .nvml = nvml_,
       .allocator = &*allocator_,
       .keeper = keeper_.get(),
@@ -392,7 +395,7 @@ Result<void> Daemon::StartMonitoring() {
       .node_name = options_.node_name};
   if (UsesDra()) {
     parts.not_ready = [this] { return DraNotReady(); };
-  } else if (options_.config.kubelet != KubeletMode::kNone) {
+  } else if (options_.config.kubelet != config::KubeletMode::kNone) {
     parts.registration = [this] {
       const kubelet::Registration* const registration = shown_registration_;
       if (registration != nullptr) return registration->state();
@@ -401,7 +404,8 @@ Result<void> Daemon::StartMonitoring() {
       return none;
     };
   }
-  auto monitoring = Monitoring::Start(options_.config.monitoring, parts, advertisement_);
+  auto monitoring =
+      monitoring::Monitoring::Start(options_.config.monitoring, parts, advertisement_);
   if (!monitoring) return std::unexpected(monitoring.error());
   {
     const std::lock_guard lock(tell_mutex_);
@@ -414,13 +418,13 @@ Result<void> Daemon::StartMonitoring() {
 // One machine without Kubernetes: its allocations are those in the configuration.
 Result<void> Daemon::OpenDeclared() {
   std::map<std::string, uint64_t> free;  // Bytes, keyed by UUID.
-  for (const Gpu& gpu : advertisement_.gpus) {
+  for (const binding::Gpu& gpu : advertisement_.gpus) {
     free[gpu.uuid] = gpu.units * options_.config.rules.unit_bytes;
   }
-  for (const NodeAllocation& allocation : options_.config.allocations) {
-    const Device* chosen = nullptr;
+  for (const config::NodeAllocation& allocation : options_.config.allocations) {
+    const inventory::Device* chosen = nullptr;
     uint64_t largest = 0;
-    for (const Device& device : advertisement_.devices) {
+    for (const inventory::Device& device : advertisement_.devices) {
       const bool wanted = !allocation.gpu || device.uuid == allocation.gpu->uuid ||
                           (allocation.gpu->uuid.empty() && device.index == allocation.gpu->index);
       if (!wanted) continue;
@@ -450,7 +454,7 @@ Result<void> Daemon::OpenDeclared() {
 }
 
 // Runs on the monitor's thread.
-void Daemon::OnHealth(const HealthChange& change) {
+void Daemon::OnHealth(const inventory::HealthChange& change) {
   if (change.healthy) {
     LogInfo("gpu-healthy", {{"gpu", change.uuid}});
   } else {
@@ -463,20 +467,20 @@ void Daemon::OnHealth(const HealthChange& change) {
 
 void Daemon::TellDevices() {
   const std::lock_guard lock(tell_mutex_);
-  std::map<Resource, uint64_t> told;
-  for (const Resource resource : kResources) {
-    const DeviceIds& ids = advertisement_.ids[resource];
-    const DeviceIds unhealthy = allocator_->Unhealthy(resource, ids);
+  std::map<binding::Resource, uint64_t> told;
+  for (const binding::Resource resource : binding::kResources) {
+    const binding::DeviceIds& ids = advertisement_.ids[resource];
+    const binding::DeviceIds unhealthy = allocator_->Unhealthy(resource, ids);
     told[resource] = unhealthy.size();
     if (registration_) registration_->SetDevices(resource, Listed(ids, unhealthy));
   }
   if (dra_) {
     dra::Offer offer{.devices = advertisement_.devices, .gpus = allocator_->gpus(), .places = {}};
-    for (const Device& device : offer.devices) {
+    for (const inventory::Device& device : offer.devices) {
       if (device.pci_address.empty()) continue;
       offer.places[device.pci_address] = dra::ReadPciPlace(device.pci_address);
     }
-    for (const DeviceHealth& state : health_->Look()) {
+    for (const inventory::DeviceHealth& state : health_->Look()) {
       if (!state.healthy) offer.reasons[state.uuid] = state.reason;
     }
     dra_->SetOffer(offer);
@@ -487,8 +491,8 @@ void Daemon::TellDevices() {
 }
 
 Result<void> Daemon::Serve() {
-  const PluginConfig& config = options_.config;
-  if (config.kubelet == KubeletMode::kNone) return OpenDeclared();
+  const config::PluginConfig& config = options_.config;
+  if (config.kubelet == config::KubeletMode::kNone) return OpenDeclared();
   // A first check, so that this plugin advertises nothing that another plugin hands out. Without a
   // kubelet yet, each PreStartContainer checks anyway. A plugin that takes over knows what the
   // previous one saw, and pods in the previous one's pending calls wait for it. So it does not
@@ -505,7 +509,7 @@ Result<void> Daemon::Serve() {
 }
 
 Result<void> Daemon::StartDra() {
-  const PluginConfig& config = options_.config;
+  const config::PluginConfig& config = options_.config;
   if (options_.node_name.empty()) {
     return Fail(Code::kInvalidArgument,
                 "allocation: dra needs the node's name, but NODE_NAME is not set",
@@ -558,7 +562,7 @@ Result<void> Daemon::Register() {
     counters_.Note(record);
     // A binding can close a GPU to others, or to pods that want it alone.
     const bool bound = record.kind == kubelet::CallRecord::Kind::kPreStart &&
-                       record.resource == Resource::kMemory && !record.error;
+                       record.resource == binding::Resource::kMemory && !record.error;
     if (bound) reconciler_.Run([this] { TellDevices(); });
   };
   Result<std::unique_ptr<kubelet::Registration>> registration =
@@ -569,15 +573,15 @@ Result<void> Daemon::Register() {
     registration_ = std::move(*registration);
     shown_registration_ = registration_.get();
     const std::string& features = options_.config.features_folder;
-    if (!features.empty()) room_ = std::make_unique<RoomFile>(features);
+    if (!features.empty()) room_ = std::make_unique<inventory::RoomFile>(features);
   }
   TellDevices();
   return {};
 }
 
-bool Daemon::HasHealthy(Resource resource) {
+bool Daemon::HasHealthy(binding::Resource resource) {
   const std::lock_guard lock(tell_mutex_);
-  const DeviceIds& ids = advertisement_.ids[resource];
+  const binding::DeviceIds& ids = advertisement_.ids[resource];
   return allocator_->Unhealthy(resource, ids).size() < ids.size();
 }
 
@@ -587,7 +591,7 @@ bool Daemon::HasHealthy(Resource resource) {
 void Daemon::CheckBelieved() {
   const auto node = pods_->Allocatable(Deadline::AfterMs(kListTimeoutMs));
   if (!node) return;
-  for (const Resource resource : kResources) {
+  for (const binding::Resource resource : binding::kResources) {
     const auto found = node->ours.find(resource);
     const bool believed = (found != node->ours.end() && !found->second.empty()) ||
                           !HasHealthy(resource) || !registration_->state().Of(resource).usable();
@@ -596,7 +600,7 @@ void Daemon::CheckBelieved() {
     if (doubts < 2) continue;
     doubts = 0;
     LogWarning("not-believed",
-               {{"resource", ResourceName(resource)},
+               {{"resource", binding::ResourceName(resource)},
                 {"reason",
                  "the kubelet reads the device list, but shows no healthy device of this resource; "
                  "registering again"}});

@@ -42,9 +42,9 @@
 namespace gpushm::plugin {
 
 struct DaemonOptions {
-  PluginConfig config;
-  std::string driver_folder;   // As for NvmlApi::Load.
-  std::optional<Pod> own_pod;  // The pod that this process runs in.
+  config::PluginConfig config;
+  std::string driver_folder;            // As for NvmlApi::Load.
+  std::optional<binding::Pod> own_pod;  // The pod that this process runs in.
   // Folder of libgpushm.so.0 and gpushmctl, which containers get. Empty: they get neither.
   std::string payload_folder;
   std::string simulated_state;  // As in DriverOptions.
@@ -74,12 +74,12 @@ class Daemon {
  private:
   Daemon(EventLoop* loop, DaemonOptions options);
   void HandOver();
-  std::unique_ptr<RoomFile> TakeRoom();
+  std::unique_ptr<inventory::RoomFile> TakeRoom();
   // The steps of a start, in order.
   Result<void> LockState();
   Result<void> ReadNode();
   Result<void> OpenFiles();
-  void MakeNode(const OwnFiles& own);
+  void MakeNode(const cdi::OwnFiles& own);
   Result<void> TakeOver();
   Result<void> StartHealth();
   Result<void> StartMonitoring();
@@ -88,47 +88,47 @@ class Daemon {
 
   Result<void> OpenDeclared();
   void TellDevices();
-  void OnHealth(const HealthChange& change);
+  void OnHealth(const inventory::HealthChange& change);
   std::string Withheld() const;
   Result<void> Register();
-  bool UsesDra() const { return options_.config.allocation == Allocation::kDra; }
+  bool UsesDra() const { return options_.config.allocation == config::Allocation::kDra; }
   Result<void> StartDra();
   std::string DraNotReady();
   void ReconcileSoon(int64_t wait_ms);
-  bool HasHealthy(Resource resource);
+  bool HasHealthy(binding::Resource resource);
   void CheckBelieved();
 
   EventLoop* loop_;
   DaemonOptions options_;
   // Declared first, because all that follows counts here until it is destroyed.
-  Counters counters_;
+  metrics::Counters counters_;
   NodeLocks locks_;
   const NvmlApi* nvml_ = nullptr;
-  Advertisement advertisement_;
-  std::optional<DriverFiles> driver_;
-  std::optional<SpecStore> specs_;
-  std::optional<HostFiles> files_;
+  inventory::Advertisement advertisement_;
+  std::optional<cdi::DriverFiles> driver_;
+  std::optional<cdi::SpecStore> specs_;
+  std::optional<cdi::HostFiles> files_;
   std::optional<kubelet::PodResources> pods_;
   // Destroyed in the opposite order: callers before what they call.
-  std::optional<Allocator> allocator_;
-  std::optional<TakenGpus> taken_;
-  std::optional<Node> node_;
-  std::unique_ptr<Keeper> keeper_;
+  std::optional<allocation::Allocator> allocator_;
+  std::optional<inventory::TakenGpus> taken_;
+  std::optional<allocation::Node> node_;
+  std::unique_ptr<keeper::Keeper> keeper_;
   // Guards registration_, dra_, room_ and monitoring_ for reports from other threads.
   std::mutex tell_mutex_;
   std::unique_ptr<kubelet::Registration> registration_;  // Of allocation: device-plugin.
   std::unique_ptr<dra::FrontEnd> dra_;                   // Of allocation: dra.
   // The same pointer, for readers that must not wait for the mutex.
   std::atomic<const kubelet::Registration*> shown_registration_ = nullptr;
-  std::optional<HealthMonitor> health_;
-  std::unique_ptr<Monitoring> monitoring_;  // The destructor ends it first.
+  std::optional<inventory::HealthMonitor> health_;
+  std::unique_ptr<monitoring::Monitoring> monitoring_;  // The destructor ends it first.
   std::optional<kubelet::FolderWatch> drained_watch_;
-  std::unique_ptr<RoomFile> room_;
+  std::unique_ptr<inventory::RoomFile> room_;
   uint64_t reconcile_timer_ = 0;
   bool reconciling_ = false;
   int64_t look_often_until_ms_ = 0;
-  std::map<Resource, int> doubts_;  // Used by the reconciler only.
-  Worker reconciler_;               // Listing pods can take seconds.
+  std::map<binding::Resource, int> doubts_;  // Used by the reconciler only.
+  Worker reconciler_;                        // Listing pods can take seconds.
 };
 
 }  // namespace gpushm::plugin

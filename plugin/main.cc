@@ -37,17 +37,18 @@ int RefuseToServe(const Status& status) {
   return ExitCode(status);
 }
 
-int PrintInventory(const Rules& rules, bool json) {
+int PrintInventory(const inventory::Rules& rules, bool json) {
   const Result<const NvmlApi*> nvml = NvmlApi::Load(DriverFolderFromEnvironment());
   if (!nvml) return Refuse(nvml.error());
   std::vector<std::string> unread;
-  const Result<std::vector<Device>> devices = ReadDevices(**nvml, &unread);
+  const Result<std::vector<inventory::Device>> devices = inventory::ReadDevices(**nvml, &unread);
   if (!devices) return Refuse(devices.error());
   for (const std::string& reason : unread)
     std::cerr << "gpushm-plugin: skipped a GPU: " << reason << "\n";
-  const Result<Advertisement> advertisement = Advertise(*devices, rules);
+  const Result<inventory::Advertisement> advertisement = inventory::Advertise(*devices, rules);
   if (!advertisement) return Refuse(advertisement.error());
-  std::cout << (json ? Json(*advertisement, rules) : Table(*advertisement, rules));
+  std::cout << (json ? inventory::Json(*advertisement, rules)
+                     : inventory::Table(*advertisement, rules));
   return 0;
 }
 
@@ -64,7 +65,7 @@ int Serve(DaemonOptions options, bool standby) {
     options.simulated_state = sim;
   }
   ConfigureLog(options.config.log);
-  const Pod pod{Environment("POD_NAMESPACE"), Environment("POD_NAME")};
+  const binding::Pod pod{Environment("POD_NAMESPACE"), Environment("POD_NAME")};
   if (!pod.name.empty()) options.own_pod = pod;
   options.node_name = Environment("NODE_NAME");
   const UniqueFd signals = SignalDescriptor({SIGTERM, SIGINT});
@@ -96,7 +97,7 @@ int Serve(DaemonOptions options, bool standby) {
 
 struct Simulated {
   std::string driver = "/usr/lib/gpushm/driver-sim";
-  std::string state_folder = kStateFolder;
+  std::string state_folder = cdi::kStateFolder;
   unsigned gpus = 1;
   uint64_t memory_bytes = uint64_t{16} << 30;
 
@@ -113,7 +114,7 @@ struct Simulated {
 };
 
 int Simulate(const Simulated& wanted) {
-  Result<HostFiles> host = HostFiles::Open(wanted.state_folder, wanted.state_folder);
+  Result<cdi::HostFiles> host = cdi::HostFiles::Open(wanted.state_folder, wanted.state_folder);
   if (!host) return Refuse(host.error());
   const auto driver = host->InstallSimulatedDriver(wanted.driver);
   if (!driver) return Refuse(driver.error());
@@ -159,7 +160,7 @@ int Main(int argc, char** argv) {
   if (simulate->parsed()) return Simulate(simulated);
   const ConfigFlags& flags = serve->parsed() ? serve_flags : inventory_flags;
   ConfigureLog({});
-  Result<PluginConfig> config = flags.Read();
+  Result<config::PluginConfig> config = flags.Read();
   if (!config) return serve->parsed() ? RefuseToServe(config.error()) : Refuse(config.error());
   if (!serve->parsed()) return PrintInventory(config->rules, format == "json");
   options.config = std::move(*config);

@@ -27,14 +27,14 @@
 namespace gpushm::plugin {
 namespace {
 
-using testing::BufferOf;
-using testing::ClientOf;
-using testing::FakeBroker;
-using testing::GenerationOf;
-using testing::LeaseOf;
-using testing::PidfdOf;
+using keeper::testing::BufferOf;
+using keeper::testing::ClientOf;
+using keeper::testing::FakeBroker;
+using keeper::testing::GenerationOf;
+using keeper::testing::LeaseOf;
+using keeper::testing::PidfdOf;
+using keeper::testing::SayOneOfEach;
 using testing::PluginProcess;
-using testing::SayOneOfEach;
 using testing::Scrape;
 using testing::TestNode;
 using testing::WaitUntil;
@@ -119,7 +119,8 @@ class MemoryTest : public ::testing::Test {
   void ConnectSmall(const std::string& name) {
     FakeBroker& broker = brokers_.emplace_back(Socket(name));
     ASSERT_TRUE(broker.Greet(false) &&
-                SayOneOfEach(&broker, testing::SimulatedMemory(node_ / "sim")) && broker.End());
+                SayOneOfEach(&broker, keeper::testing::SimulatedMemory(node_ / "sim")) &&
+                broker.End());
   }
   // Requests metrics and reads only the beginning.
   void AddSlowReader() {

@@ -31,8 +31,9 @@ ConfigFlags::ConfigFlags(CLI::App* app, Which which) {
       [](const auto& from, auto* to) { to->cdi_folder = from.cdi_folder; });
 }
 
-void ConfigFlags::Add(CLI::App* app, const std::string& key, bool list, const std::string& help,
-                      std::function<void(const PluginConfig&, PluginConfig*)> copy) {
+void ConfigFlags::Add(
+    CLI::App* app, const std::string& key, bool list, const std::string& help,
+    std::function<void(const config::PluginConfig&, config::PluginConfig*)> copy) {
   flags_.push_back(std::make_unique<Flag>(Flag{key, {}, list, std::move(copy)}));
   // The flag "--gpu" adds one entry to "gpus".
   auto* const option =
@@ -45,7 +46,7 @@ void ConfigFlags::Add(CLI::App* app, const std::string& key, bool list, const st
 }
 
 // The flags as a configuration file of their own, so that they are checked like one.
-Result<PluginConfig> ConfigFlags::Parse() const {
+Result<config::PluginConfig> ConfigFlags::Parse() const {
   std::string text;
   for (const auto& flag : flags_) {
     if (flag->values.empty()) continue;
@@ -55,17 +56,17 @@ Result<PluginConfig> ConfigFlags::Parse() const {
     }
     text += "\n";
   }
-  return ParsePluginConfig(text, "the command line");
+  return config::ParsePluginConfig(text, "the command line");
 }
 
-Result<PluginConfig> ConfigFlags::Read() const {
-  PluginConfig config;
+Result<config::PluginConfig> ConfigFlags::Read() const {
+  config::PluginConfig config;
   if (!file_.empty()) {
-    Result<PluginConfig> read = ReadPluginConfig(file_);
+    Result<config::PluginConfig> read = config::ReadPluginConfig(file_);
     if (!read) return read;
     config = std::move(*read);
   }
-  const Result<PluginConfig> given = Parse();
+  const Result<config::PluginConfig> given = Parse();
   if (!given) return given;
   for (const auto& flag : flags_) {
     if (!flag->values.empty()) flag->copy(*given, &config);

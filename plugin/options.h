@@ -21,18 +21,18 @@ class ConfigFlags {
 
   // After parsing: the file, if one was given, overridden by the flags. Errors of a flag are those
   // of its key in a file.
-  Result<PluginConfig> Read() const;
+  Result<config::PluginConfig> Read() const;
 
  private:
   struct Flag {
     std::string key;  // Of the file.
     std::vector<std::string> values;
     bool list = false;
-    std::function<void(const PluginConfig& from, PluginConfig* to)> copy;
+    std::function<void(const config::PluginConfig& from, config::PluginConfig* to)> copy;
   };
   void Add(CLI::App* app, const std::string& key, bool list, const std::string& help,
-           std::function<void(const PluginConfig&, PluginConfig*)> copy);
-  Result<PluginConfig> Parse() const;
+           std::function<void(const config::PluginConfig&, config::PluginConfig*)> copy);
+  Result<config::PluginConfig> Parse() const;
 
   std::string file_;
   std::vector<std::unique_ptr<Flag>> flags_;

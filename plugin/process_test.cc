@@ -23,9 +23,9 @@
 namespace gpushm::plugin {
 namespace {
 
+using keeper::testing::FakeBroker;
 using kubelet::testing::OtherPlugin;
 using kubelet::testing::ScriptedKubelet;
-using testing::FakeBroker;
 using ::testing::HasSubstr;
 using testing::kAttach;
 using testing::kGpuA;
@@ -96,15 +96,15 @@ TEST_F(ProcessTest, APluginThatStandsByTakesOverWhatIsKept) {
   const std::string link =
       node_ / Concat("state/links/", *ids.begin(), "/", protocol::kLinkSocketName);
   {
-    const testing::Process broker([&] {
+    const keeper::testing::Process broker([&] {
       FakeBroker says(link);
       const bool said = says.Greet(false, 7) && says.Registry(7) &&
-                        says.Say(testing::BufferOf("weights", 7)) &&
-                        says.Say(testing::GenerationOf("weights", 7),
-                                 testing::SimulatedMemory(node_ / "sim").get()) &&
+                        says.Say(keeper::testing::BufferOf("weights", 7)) &&
+                        says.Say(keeper::testing::GenerationOf("weights", 7),
+                                 keeper::testing::SimulatedMemory(node_ / "sim").get()) &&
                         says.End();
       if (said) std::ofstream(node_ / "said").flush();
-      testing::WaitToBeKilled();
+      keeper::testing::WaitToBeKilled();
     });
     // What is in the socket at that moment is read before the link is closed.
     ASSERT_TRUE(

@@ -31,9 +31,9 @@ constexpr int64_t kTellMs = 60'000;
 // Whether this process could do what a serving plugin does in the kubelet's and the runtime's
 // folders.
 Result<void> CheckFolders(const DaemonOptions& options) {
-  const PluginConfig& config = options.config;
-  if (config.kubelet == KubeletMode::kNone) return {};
-  for (const char* const file : {kLibraryName, kCtlName}) {
+  const config::PluginConfig& config = options.config;
+  if (config.kubelet == config::KubeletMode::kNone) return {};
+  for (const char* const file : {cdi::kLibraryName, cdi::kCtlName}) {
     const std::string path = Concat(options.payload_folder, "/", file);
     if (options.payload_folder.empty() || access(path.c_str(), R_OK) == 0) continue;
     return FailSystem(errno, Concat("read ", path), "set --payload to the folder that has it");
@@ -58,7 +58,7 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
   if (serving) {  // No plugin serves, or one is still shutting down.
     locks.serving = std::move(*serving);
     const Deadline ended = Deadline::AfterMs(kEndsMs);
-    while (options.config.kubelet == KubeletMode::kAuto && !ended.Passed() &&
+    while (options.config.kubelet == config::KubeletMode::kAuto && !ended.Passed() &&
            !kubelet::Registration::CheckAlone({.folder = options.config.kubelet_folder})) {
       poll(nullptr, 0, kStandbyLookMs);
     }
@@ -77,10 +77,11 @@ Result<std::optional<NodeLocks>> StandBy(const DaemonOptions& options, int signa
   if (!loop) return std::unexpected(loop.error());
   std::unique_ptr<http::Server> probes;
   if (const std::string& address = options.config.monitoring.probes_address; !address.empty()) {
-    auto served = ServeOn(address, ProbePaths({.loops = {{"that waits for the serving plugin",
-                                                          [&] { return (*loop)->BusyMs(); }}},
-                                               .since_look_ms = [] { return int64_t{0}; },
-                                               .registration = {}}));
+    auto served = monitoring::ServeOn(
+        address, monitoring::ProbePaths({.loops = {{"that waits for the serving plugin",
+                                                    [&] { return (*loop)->BusyMs(); }}},
+                                         .since_look_ms = [] { return int64_t{0}; },
+                                         .registration = {}}));
     if (!served) return std::unexpected(served.error());
     probes = std::move(*served);
   }

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <memory>
 
-namespace gpushm::plugin {
+namespace gpushm {
 namespace {
 
 constexpr char kTemporarySuffix[] = ".tmp";
@@ -126,4 +126,4 @@ Result<std::vector<std::string>> ListFolder(const std::string& folder) {
   return names;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm

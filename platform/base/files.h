@@ -14,7 +14,7 @@
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 
-namespace gpushm::plugin {
+namespace gpushm {
 
 class Files {
  public:
@@ -53,4 +53,4 @@ Result<void> SweepTemporaries(Files& files, const std::string& folder, std::stri
 // The names in a folder, sorted, without . and ..
 Result<std::vector<std::string>> ListFolder(const std::string& folder);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm

@@ -6,7 +6,7 @@
 
 #include "platform/daemon/log.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::allocation {
 namespace {
 
 constexpr auto kSettleStep = std::chrono::milliseconds(100);
@@ -24,13 +24,13 @@ Allocator::Allocator(AllocatorOptions options, Effects* effects)
   book_.SetTenancy(options_.tenancy);
 }
 
-void Allocator::Restore(const std::vector<Binding>& bindings) {
+void Allocator::Restore(const std::vector<binding::Binding>& bindings) {
   const std::lock_guard lock(mutex_);
-  for (const Binding& binding : bindings) {
+  for (const binding::Binding& binding : bindings) {
     book_.Restore(binding);
     // Publish again: the files that the spec names may have moved, and the link's socket is gone.
     if (auto published = effects_->Publish(binding); !published) {
-      LogError("not-published", {{"resource", ResourceName(binding.resource)},
+      LogError("not-published", {{"resource", binding::ResourceName(binding.resource)},
                                  {"allocation", binding.name()},
                                  {"pod", binding.owner.pod.ToString()},
                                  {"reason", published.error().ToString()}});
@@ -43,13 +43,13 @@ void Allocator::Close() {
   closed_ = true;  // Also if a decision hangs: nobody has to undo what it does then.
 }
 
-void Allocator::SetGpus(std::vector<Gpu> gpus) {
+void Allocator::SetGpus(std::vector<binding::Gpu> gpus) {
   const std::lock_guard lock(mutex_);
   gpus_ = std::move(gpus);
   ApplyClosed();
 }
 
-std::vector<Gpu> Allocator::gpus() const {
+std::vector<binding::Gpu> Allocator::gpus() const {
   const std::lock_guard lock(mutex_);
   return gpus_;
 }
@@ -62,11 +62,12 @@ void Allocator::LookAtClosed() {
 void Allocator::ApplyClosed() {
   const std::map<std::string, std::string> taken = effects_->Taken();
   const std::map<std::string, std::string> drained = effects_->Drained();
-  const auto reason_in = [](const std::map<std::string, std::string>& closed, const Gpu& gpu) {
+  const auto reason_in = [](const std::map<std::string, std::string>& closed,
+                            const binding::Gpu& gpu) {
     const auto found = closed.find(gpu.uuid);
     return found == closed.end() ? std::string() : found->second;
   };
-  for (Gpu& gpu : gpus_) {
+  for (binding::Gpu& gpu : gpus_) {
     gpu.taken_by = reason_in(taken, gpu);
     const std::string before = std::exchange(gpu.drained, reason_in(drained, gpu));
     if (gpu.drained == before) continue;
@@ -81,7 +82,7 @@ void Allocator::ApplyClosed() {
 
 void Allocator::SetHealth(const std::string& gpu, bool healthy) {
   const std::lock_guard lock(mutex_);
-  for (Gpu& known : gpus_) {
+  for (binding::Gpu& known : gpus_) {
     if (known.uuid == gpu) known.healthy = healthy;
   }
   book_.SetGpus(gpus_);
@@ -101,7 +102,8 @@ void Allocator::ApplyLinks() {
   links_.clear();
 }
 
-Result<std::vector<std::string>> Allocator::Allocate(Resource resource, const DeviceIds& ids) {
+Result<std::vector<std::string>> Allocator::Allocate(binding::Resource resource,
+                                                     const binding::DeviceIds& ids) {
   // Counts this call from before its first read to after its last.
   struct Open {
     explicit Open(Allocator* of) : allocator(of) {
@@ -149,16 +151,17 @@ Result<std::vector<std::string>> Allocator::Allocate(Resource resource, const De
               "node's disk for what hangs");
 }
 
-Result<std::vector<std::string>> Allocator::Admit(Resource resource, const DeviceIds& ids) {
+Result<std::vector<std::string>> Allocator::Admit(binding::Resource resource,
+                                                  const binding::DeviceIds& ids) {
   const std::string& name = *ids.begin();
   if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
   ApplyLinks();
-  if (resource == Resource::kMemory) {
+  if (resource == binding::Resource::kMemory) {
     for (const std::string& former : book_.Supersede(ids)) {
       if (former != name) effects_->Retract(resource, former);
     }
   }
-  if (BindsNothing(resource)) return std::vector<std::string>();  // See PreStart.
+  if (binding::BindsNothing(resource)) return std::vector<std::string>();  // See PreStart.
   effects_->Retract(resource, name);
   return effects_->CdiNames(resource, name);
 }
@@ -179,7 +182,7 @@ Result<kubelet::PodList> Allocator::ListWhenQuiet(const Deadline& deadline) {
   return effects_->ListPods(deadline);
 }
 
-Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
+Result<void> Allocator::PreStart(binding::Resource resource, const binding::DeviceIds& ids) {
   const Deadline settled = Deadline::AfterMs(options_.settle_timeout_ms);
   for (;;) {
     if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
@@ -187,14 +190,14 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
     if (!pods) return std::unexpected(pods.error());
     // Another plugin can start between two checks of Reconcile, for example after a reboot.
     // Containers that attach get their sidecar's GPU, whoever advertises it now.
-    if (resource == Resource::kMemory) {
+    if (resource == binding::Resource::kMemory) {
       const Result<void> looked =
           effects_->LookAtOthers(*pods, Deadline::AfterMs(options_.list_timeout_ms));
       if (!looked) return std::unexpected(looked.error());
     }
     std::unique_lock lock(mutex_);
     if (closed_) return Fail(Code::kUnavailable, "this plugin is shutting down");
-    if (BindsNothing(resource)) {
+    if (binding::BindsNothing(resource)) {
       const Result<void> checked = book_.CheckSidecar(resource, ids, pods->snapshot);
       if (checked || !Passes(checked.error().code()) || settled.Passed()) return checked;
       changed_.wait_for(lock, kSettleStep);
@@ -202,17 +205,17 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
     }
     ApplyLinks();
     ApplyClosed();
-    const Result<Binding> binding = book_.Bind(resource, ids, pods->snapshot);
+    const Result<binding::Binding> binding = book_.Bind(resource, ids, pods->snapshot);
     if (binding) {
       auto published = effects_->Publish(*binding);
       if (!published) {
-        LogError("not-published", {{"resource", ResourceName(resource)},
+        LogError("not-published", {{"resource", binding::ResourceName(resource)},
                                    {"allocation", binding->name()},
                                    {"pod", binding->owner.pod.ToString()},
                                    {"reason", published.error().ToString()}});
         return published;
       }
-      LogInfo("bound", {{"resource", ResourceName(resource)},
+      LogInfo("bound", {{"resource", binding::ResourceName(resource)},
                         {"allocation", binding->name()},
                         {"ids", ids.size()},
                         {"gpu", binding->GpuList()},
@@ -221,7 +224,7 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
       return {};
     }
     if (!Passes(binding.error().code()) || settled.Passed()) {
-      LogWarning("not-bound", {{"resource", ResourceName(resource)},
+      LogWarning("not-bound", {{"resource", binding::ResourceName(resource)},
                                {"allocation", ids.empty() ? "" : *ids.begin()},
                                {"reason", binding.error().ToString()}});
       return std::unexpected(binding.error());
@@ -231,7 +234,8 @@ Result<void> Allocator::PreStart(Resource resource, const DeviceIds& ids) {
 }
 
 // One try. `lock` of mutex_ is held on return.
-Result<void> Allocator::TryPrepare(const ClaimedGpus& claim, const std::function<bool()>& given_up,
+Result<void> Allocator::TryPrepare(const binding::ClaimedGpus& claim,
+                                   const std::function<bool()>& given_up,
                                    std::unique_lock<std::timed_mutex>* lock) {
   if (!book_.HasClaim(claim.uid)) {
     // Another plugin can start between two checks of Reconcile.
@@ -251,14 +255,14 @@ Result<void> Allocator::TryPrepare(const ClaimedGpus& claim, const std::function
   }
   ApplyLinks();
   ApplyClosed();
-  const Result<Binding> binding = book_.BindClaim(claim);
+  const Result<binding::Binding> binding = book_.BindClaim(claim);
   if (!binding) return std::unexpected(binding.error());
   // Again for a known claim: somebody may have emptied a folder. If it fails, the claim stays in
   // the book until the kubelet unprepares it, which it also does for a claim that failed.
   return effects_->Publish(*binding);
 }
 
-Result<void> Allocator::PrepareClaim(const ClaimedGpus& claim, const Deadline& deadline,
+Result<void> Allocator::PrepareClaim(const binding::ClaimedGpus& claim, const Deadline& deadline,
                                      const std::function<bool()>& given_up) {
   std::unique_lock lock(mutex_);
   ++preparing_[claim.uid].calls;
@@ -292,7 +296,7 @@ Result<void> Allocator::UnprepareClaim(const std::string& uid, const Deadline& d
     ApplyLinks();
     // A kubelet before 1.37 may call while some pods of a shared claim are still ending.
     const Result<void> unused = effects_->CheckClaimIsUnused(uid);
-    const Result<Binding> released =
+    const Result<binding::Binding> released =
         unused ? book_.ReleaseClaim(uid) : std::unexpected(unused.error());
     const bool unknown = !released && released.error().code() == Code::kNotFound;
     if (released || unknown) {
@@ -309,8 +313,8 @@ Result<void> Allocator::UnprepareClaim(const std::string& uid, const Deadline& d
   }
 }
 
-Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
-  if (closed_) return std::vector<Binding>();
+Result<std::vector<binding::Binding>> Allocator::Reconcile(int64_t now_ms) {
+  if (closed_) return std::vector<binding::Binding>();
   const auto pods = ListWhenQuiet(Deadline::AfterMs(options_.list_timeout_ms));
   if (!pods) return std::unexpected(pods.error());
   const Result<void> looked =
@@ -318,19 +322,20 @@ Result<std::vector<Binding>> Allocator::Reconcile(int64_t now_ms) {
   if (!looked) return std::unexpected(looked.error());
   const bool whole = !options_.own_pod || pods->pods.contains(*options_.own_pod);
   const std::lock_guard lock(mutex_);
-  if (closed_) return std::vector<Binding>();
+  if (closed_) return std::vector<binding::Binding>();
   ApplyLinks();
   ApplyClosed();
-  if (!whole) return std::vector<Binding>();
-  std::vector<Binding> released = book_.Observe(pods->snapshot, now_ms);
-  const std::vector<Binding> current = book_.bindings();
-  for (const Binding& binding : released) {
+  if (!whole) return std::vector<binding::Binding>();
+  std::vector<binding::Binding> released = book_.Observe(pods->snapshot, now_ms);
+  const std::vector<binding::Binding> current = book_.bindings();
+  for (const binding::Binding& binding : released) {
     // A successor may already use the name.
-    const bool succeeded = std::any_of(current.begin(), current.end(), [&](const Binding& other) {
-      return other.resource == binding.resource && other.name() == binding.name();
-    });
+    const bool succeeded =
+        std::any_of(current.begin(), current.end(), [&](const binding::Binding& other) {
+          return other.resource == binding.resource && other.name() == binding.name();
+        });
     if (!succeeded) effects_->Retract(binding.resource, binding.name());
-    LogInfo("released", {{"resource", ResourceName(binding.resource)},
+    LogInfo("released", {{"resource", binding::ResourceName(binding.resource)},
                          {"allocation", binding.name()},
                          {"gpu", binding.GpuList()},
                          {"pod", binding.owner.pod.ToString()},
@@ -345,20 +350,21 @@ bool Allocator::WaitsForProof() const {
   return book_.WaitsForProof();
 }
 
-DeviceIds Allocator::Unhealthy(Resource resource, const DeviceIds& all) const {
+binding::DeviceIds Allocator::Unhealthy(binding::Resource resource,
+                                        const binding::DeviceIds& all) const {
   const std::lock_guard lock(mutex_);
   return book_.Unhealthy(resource, all);
 }
 
-std::vector<Binding> Allocator::bindings() const {
+std::vector<binding::Binding> Allocator::bindings() const {
   const std::lock_guard lock(mutex_);
   return book_.bindings();
 }
 
-std::optional<BookView> Allocator::TryLook() const {
+std::optional<binding::BookView> Allocator::TryLook() const {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return std::nullopt;
-  return BookView{.bindings = book_.bindings(), .unlisted = book_.Unlisted()};
+  return binding::BookView{.bindings = book_.bindings(), .unlisted = book_.Unlisted()};
 }
 
 uint32_t Allocator::FreeUnits(const std::string& gpu) const {
@@ -371,4 +377,4 @@ std::vector<uint32_t> Allocator::LargestFree() const {
   return book_.LargestFree();
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::allocation

@@ -40,7 +40,7 @@
 #include "plugin/kubelet/handler.h"
 #include "plugin/kubelet/pod_resources.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::allocation {
 
 // The effects of a decision. Called one at a time; they must not call the Allocator.
 class Effects {
@@ -54,11 +54,12 @@ class Effects {
   // The same for GPUs that an operator drained: why.
   virtual std::map<std::string, std::string> Drained() const = 0;
   // The CDI names under which the runtime finds what Publish wrote.
-  virtual std::vector<std::string> CdiNames(Resource resource, const std::string& name) const = 0;
+  virtual std::vector<std::string> CdiNames(binding::Resource resource,
+                                            const std::string& name) const = 0;
   // Makes everything that the container needs to start on that GPU. Repeatable.
-  virtual Result<void> Publish(const Binding& binding) = 0;
+  virtual Result<void> Publish(const binding::Binding& binding) = 0;
   // Removes the spec, the link and the kept state of the allocation of that name.
-  virtual void Retract(Resource resource, const std::string& name) = 0;
+  virtual void Retract(binding::Resource resource, const std::string& name) = 0;
   // The same for a claim.
   virtual void RetractClaim(const std::string& uid) = 0;
   // kBusy: processes of pods that share the claim still hold its memory.
@@ -68,10 +69,10 @@ class Effects {
 struct AllocatorOptions {
   uint64_t unit_bytes = uint64_t{1} << 30;
   bool coexist = false;  // See Book::SetCoexist.
-  Tenancy tenancy = Tenancy::kShared;
+  binding::Tenancy tenancy = binding::Tenancy::kShared;
   // The pod that this plugin runs in; a list without it is too young to prove anything. Empty if it
   // does not run in a pod.
-  std::optional<Pod> own_pod = std::nullopt;
+  std::optional<binding::Pod> own_pod = std::nullopt;
   // Limits for one PreStart: for the listing, and for waiting for conditions that pass by
   // themselves. The kubelet gives it 30 s.
   int64_t list_timeout_ms = 5000;
@@ -86,49 +87,50 @@ class Allocator final : public kubelet::Handler, public dra::Handler {
   Allocator(AllocatorOptions options, Effects* effects);
 
   // Takes over what an earlier run wrote down. Only SetGpus may be called before.
-  void Restore(const std::vector<Binding>& bindings);
+  void Restore(const std::vector<binding::Binding>& bindings);
 
   // From then on nothing is decided, and no decision has an effect. Waits for a decision in
   // progress, at most as long as Allocate waits.
   void Close();
 
   // Once, before anything else.
-  void SetGpus(std::vector<Gpu> gpus);
+  void SetGpus(std::vector<binding::Gpu> gpus);
   // The GPUs as the book has them now.
-  std::vector<Gpu> gpus() const;
+  std::vector<binding::Gpu> gpus() const;
   void SetHealth(const std::string& gpu, bool healthy);
   // Looks which GPUs are drained, and at what LookAtOthers saw last.
   void LookAtClosed();
   // Whether the broker of the memory allocation of that name is connected. Never waits.
   void NoteLink(const std::string& name, bool open);
 
-  Result<std::vector<std::string>> Allocate(Resource resource, const DeviceIds& ids) override;
-  Result<void> PreStart(Resource resource, const DeviceIds& ids) override;
+  Result<std::vector<std::string>> Allocate(binding::Resource resource,
+                                            const binding::DeviceIds& ids) override;
+  Result<void> PreStart(binding::Resource resource, const binding::DeviceIds& ids) override;
 
-  Result<void> PrepareClaim(const ClaimedGpus& claim, const Deadline& deadline,
+  Result<void> PrepareClaim(const binding::ClaimedGpus& claim, const Deadline& deadline,
                             const std::function<bool()>& given_up) override;
   Result<void> UnprepareClaim(const std::string& uid, const Deadline& deadline) override;
 
   // Reads the kubelet's list; must be called every few seconds, and sooner while WaitsForProof().
   // Returns what was released.
-  Result<std::vector<Binding>> Reconcile(int64_t now_ms);
+  Result<std::vector<binding::Binding>> Reconcile(int64_t now_ms);
 
   bool WaitsForProof() const;
   // Those of `all` IDs that must be reported unhealthy.
-  DeviceIds Unhealthy(Resource resource, const DeviceIds& all) const;
-  std::vector<Binding> bindings() const;
+  binding::DeviceIds Unhealthy(binding::Resource resource, const binding::DeviceIds& all) const;
+  std::vector<binding::Binding> bindings() const;
   // For callers that must not wait: nothing while a decision is in progress.
-  std::optional<BookView> TryLook() const;
+  std::optional<binding::BookView> TryLook() const;
   uint32_t FreeUnits(const std::string& gpu) const;
   // As Book::LargestFree.
   std::vector<uint32_t> LargestFree() const;
 
  private:
-  Result<void> TryPrepare(const ClaimedGpus& claim, const std::function<bool()>& given_up,
+  Result<void> TryPrepare(const binding::ClaimedGpus& claim, const std::function<bool()>& given_up,
                           std::unique_lock<std::timed_mutex>* lock);
   Result<kubelet::PodList> ListWhenQuiet(const Deadline& deadline);
   // Needs mutex_.
-  Result<std::vector<std::string>> Admit(Resource resource, const DeviceIds& ids);
+  Result<std::vector<std::string>> Admit(binding::Resource resource, const binding::DeviceIds& ids);
   void ApplyLinks();
   void ApplyClosed();
 
@@ -137,8 +139,8 @@ class Allocator final : public kubelet::Handler, public dra::Handler {
 
   mutable std::timed_mutex mutex_;  // Guards the book; also held during effects.
   std::condition_variable_any changed_;
-  Book book_;
-  std::vector<Gpu> gpus_;
+  binding::Book book_;
+  std::vector<binding::Gpu> gpus_;
   // Claims for which calls wait here, by UID. A call during which the claim was unprepared must
   // have no effect, because no other Unprepare will come.
   struct Preparing {
@@ -159,4 +161,4 @@ class Allocator final : public kubelet::Handler, public dra::Handler {
   Worker admissions_{1, Worker::Threads::kLeave};
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::allocation

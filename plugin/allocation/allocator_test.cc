@@ -9,7 +9,7 @@
 #include <map>
 #include <thread>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::allocation {
 namespace {
 
 using ::testing::ElementsAre;
@@ -19,8 +19,8 @@ using ::testing::SizeIs;
 
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 
-DeviceIds Ids(char kind, int first, int count) {
-  DeviceIds ids;
+binding::DeviceIds Ids(char kind, int first, int count) {
+  binding::DeviceIds ids;
   for (int i = first; i < first + count; ++i) ids.insert(Concat(kind, 1000 + i));
   return ids;
 }
@@ -37,13 +37,14 @@ class FakeNode : public Effects {
   Result<void> LookAtOthers(const kubelet::PodList&, const Deadline&) override { return {}; }
   std::map<std::string, std::string> Taken() const override { return taken; }
   std::map<std::string, std::string> Drained() const override { return drained; }
-  std::vector<std::string> CdiNames(Resource resource, const std::string& name) const override {
+  std::vector<std::string> CdiNames(binding::Resource resource,
+                                    const std::string& name) const override {
     return {CdiName(resource, name)};
   }
-  static std::string CdiName(Resource resource, const std::string& name) {
-    return Concat(resource == Resource::kMemory ? "memory=" : "attach=", name);
+  static std::string CdiName(binding::Resource resource, const std::string& name) {
+    return Concat(resource == binding::Resource::kMemory ? "memory=" : "attach=", name);
   }
-  Result<void> Publish(const Binding& binding) override {
+  Result<void> Publish(const binding::Binding& binding) override {
     if (on_publish) on_publish();
     if (publish_error) return std::unexpected(*publish_error);
     specs[CdiName(binding.resource, binding.name())] = binding.gpus.front();
@@ -54,14 +55,14 @@ class FakeNode : public Effects {
     if (users == 0) return {};
     return Fail(Code::kBusy, "processes still hold memory");
   }
-  void Retract(Resource resource, const std::string& name) override {
+  void Retract(binding::Resource resource, const std::string& name) override {
     if (on_retract) on_retract();
     specs.erase(CdiName(resource, name));
   }
 
-  void Run(const std::string& pod, const std::string& container, Resource resource,
-           const DeviceIds& ids) {
-    const Owner owner{{"default", pod}, container};
+  void Run(const std::string& pod, const std::string& container, binding::Resource resource,
+           const binding::DeviceIds& ids) {
+    const binding::Owner owner{{"default", pod}, container};
     pods.snapshot.Add(owner, resource, ids);
     pods.pods.insert(owner.pod);
   }
@@ -90,8 +91,8 @@ class AllocatorTest : public ::testing::Test {
         {{.uuid = "GPU-a", .units = 10, .tokens = 4}, {.uuid = "GPU-b", .units = 6, .tokens = 4}});
   }
   // As the kubelet does it: Allocate, then the list shows it, then PreStart.
-  Result<void> Start(const std::string& pod, const std::string& container, Resource resource,
-                     const DeviceIds& ids) {
+  Result<void> Start(const std::string& pod, const std::string& container,
+                     binding::Resource resource, const binding::DeviceIds& ids) {
     const auto grant = allocator_->Allocate(resource, ids);
     if (!grant) return std::unexpected(grant.error());
     node_.Run(pod, container, resource, ids);
@@ -102,12 +103,12 @@ class AllocatorTest : public ::testing::Test {
 };
 
 TEST_F(AllocatorTest, ContainersOfAPodGetOneGpuThroughTheirSpecs) {
-  const auto grant = allocator_->Allocate(Resource::kMemory, Ids('m', 0, 4));
+  const auto grant = allocator_->Allocate(binding::Resource::kMemory, Ids('m', 0, 4));
   EXPECT_THAT(*grant, ElementsAre("memory=m1000"));
   EXPECT_THAT(node_.specs, IsEmpty()) << "the name has no spec until it is bound";
-  ASSERT_TRUE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
-  ASSERT_TRUE(Start("pod", "one", Resource::kAttach, Ids('a', 0, 1)));
-  ASSERT_TRUE(Start("pod", "two", Resource::kAttach, Ids('a', 1, 1)));
+  ASSERT_TRUE(Start("pod", "gpushm", binding::Resource::kMemory, Ids('m', 0, 4)));
+  ASSERT_TRUE(Start("pod", "one", binding::Resource::kAttach, Ids('a', 0, 1)));
+  ASSERT_TRUE(Start("pod", "two", binding::Resource::kAttach, Ids('a', 1, 1)));
   EXPECT_THAT(node_.specs, ElementsAre(testing::Pair("attach=a1000", "GPU-b"),
                                        testing::Pair("attach=a1001", "GPU-b"),
                                        testing::Pair("memory=m1000", "GPU-b")));
@@ -115,16 +116,17 @@ TEST_F(AllocatorTest, ContainersOfAPodGetOneGpuThroughTheirSpecs) {
 
 // What the kubelet lists of gpushm.io/exclusive is all that the plugin needs of it.
 TEST_F(AllocatorTest, AGpuOfItsOwnNeedsNoSpecOfItsOwn) {
-  const auto grant = allocator_->Allocate(Resource::kExclusive, Ids('x', 0, 1));
+  const auto grant = allocator_->Allocate(binding::Resource::kExclusive, Ids('x', 0, 1));
   ASSERT_TRUE(grant) << grant.error().ToString();
   EXPECT_THAT(*grant, IsEmpty());
-  EXPECT_FALSE(allocator_->PreStart(Resource::kExclusive, Ids('x', 0, 1))) << "not listed yet";
-  node_.Run("pod", "gpushm", Resource::kExclusive, Ids('x', 0, 1));
-  ASSERT_TRUE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
-  EXPECT_TRUE(allocator_->PreStart(Resource::kExclusive, Ids('x', 0, 1)));
+  EXPECT_FALSE(allocator_->PreStart(binding::Resource::kExclusive, Ids('x', 0, 1)))
+      << "not listed yet";
+  node_.Run("pod", "gpushm", binding::Resource::kExclusive, Ids('x', 0, 1));
+  ASSERT_TRUE(Start("pod", "gpushm", binding::Resource::kMemory, Ids('m', 0, 4)));
+  EXPECT_TRUE(allocator_->PreStart(binding::Resource::kExclusive, Ids('x', 0, 1)));
   EXPECT_THAT(node_.specs, ElementsAre(testing::Pair("memory=m1000", "GPU-b")));
   EXPECT_EQ(allocator_->bindings().at(0).exclusive, Ids('x', 0, 1));
-  const auto other = Start("other", "app", Resource::kExclusive, Ids('x', 1, 1));
+  const auto other = Start("other", "app", binding::Resource::kExclusive, Ids('x', 1, 1));
   ASSERT_FALSE(other);
   EXPECT_EQ(other.error().code(), Code::kInvalidArgument);
 }
@@ -132,21 +134,22 @@ TEST_F(AllocatorTest, AGpuOfItsOwnNeedsNoSpecOfItsOwn) {
 // The kubelet waits for Allocate without a deadline and admits no other pod meanwhile.
 TEST_F(AllocatorTest, AllocateDoesNotWaitForADecisionThatHangs) {
   Reset({.allocate_timeout_ms = 50});
-  ASSERT_TRUE(allocator_->Allocate(Resource::kMemory, Ids('m', 0, 4)));
-  node_.Run("hangs", "gpushm", Resource::kMemory, Ids('m', 0, 4));
+  ASSERT_TRUE(allocator_->Allocate(binding::Resource::kMemory, Ids('m', 0, 4)));
+  node_.Run("hangs", "gpushm", binding::Resource::kMemory, Ids('m', 0, 4));
   std::promise<void> publishing;
   std::promise<void> go_on;
   node_.on_publish = [&] {
     publishing.set_value();
     go_on.get_future().wait();
   };
-  std::thread hangs([&] { EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 0, 4))); });
+  std::thread hangs(
+      [&] { EXPECT_TRUE(allocator_->PreStart(binding::Resource::kMemory, Ids('m', 0, 4))); });
   publishing.get_future().wait();
-  const auto refused = allocator_->Allocate(Resource::kMemory, Ids('m', 4, 1));
+  const auto refused = allocator_->Allocate(binding::Resource::kMemory, Ids('m', 4, 1));
   EXPECT_EQ(refused.error().code(), Code::kTimeout);
   go_on.set_value();
   hangs.join();
-  EXPECT_TRUE(allocator_->Allocate(Resource::kMemory, Ids('m', 4, 1)));
+  EXPECT_TRUE(allocator_->Allocate(binding::Resource::kMemory, Ids('m', 4, 1)));
 }
 
 TEST_F(AllocatorTest, AllocateDoesNotWaitForADiskThatHangs) {
@@ -157,7 +160,7 @@ TEST_F(AllocatorTest, AllocateDoesNotWaitForADiskThatHangs) {
     if (++retracted == 1) until.wait();
   };
   for (const int first : {0, 1}) {
-    const auto refused = allocator_->Allocate(Resource::kMemory, Ids('m', first, 1));
+    const auto refused = allocator_->Allocate(binding::Resource::kMemory, Ids('m', first, 1));
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), Code::kTimeout);
     EXPECT_THAT(refused.error().ToString(), HasSubstr("disk"));
@@ -168,67 +171,69 @@ TEST_F(AllocatorTest, AllocateDoesNotWaitForADiskThatHangs) {
   // A busy machine may need longer than these 50 ms.
   int asked = 0;
   const Deadline deadline = Deadline::AfterMs(30'000);
-  while (!allocator_->Allocate(Resource::kMemory, Ids('m', 2 + asked++, 1))) {
+  while (!allocator_->Allocate(binding::Resource::kMemory, Ids('m', 2 + asked++, 1))) {
     ASSERT_FALSE(deadline.Passed());
   }
   EXPECT_LT(retracted, 2 + asked) << "the second one had not begun";
 }
 
 TEST_F(AllocatorTest, AllocateTakesAwayWhatStoodBehindItsIds) {
-  ASSERT_TRUE(Start("old", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
-  ASSERT_TRUE(Start("old", "app", Resource::kAttach, Ids('a', 0, 1)));
-  ASSERT_TRUE(allocator_->Allocate(Resource::kMemory, Ids('m', 2, 1)));
-  ASSERT_TRUE(allocator_->Allocate(Resource::kAttach, Ids('a', 0, 1)));
+  ASSERT_TRUE(Start("old", "gpushm", binding::Resource::kMemory, Ids('m', 0, 4)));
+  ASSERT_TRUE(Start("old", "app", binding::Resource::kAttach, Ids('a', 0, 1)));
+  ASSERT_TRUE(allocator_->Allocate(binding::Resource::kMemory, Ids('m', 2, 1)));
+  ASSERT_TRUE(allocator_->Allocate(binding::Resource::kAttach, Ids('a', 0, 1)));
   EXPECT_THAT(node_.specs, IsEmpty())
       << "a container started without PreStart must fail, not get the former pod's GPU";
 }
 
 TEST_F(AllocatorTest, AFormerHolderThatStillRunsIsWaitedFor) {
-  ASSERT_TRUE(Start("old", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
+  ASSERT_TRUE(Start("old", "gpushm", binding::Resource::kMemory, Ids('m', 0, 4)));
   allocator_->NoteLink("m1000", true);
   node_.pods = {};
-  const auto busy = Start("new", "gpushm", Resource::kMemory, Ids('m', 0, 4));
+  const auto busy = Start("new", "gpushm", binding::Resource::kMemory, Ids('m', 0, 4));
   ASSERT_FALSE(busy);
   EXPECT_EQ(busy.error().code(), Code::kBusy);
   node_.on_list = [this] { allocator_->NoteLink("m1000", false); };  // It ends meanwhile.
-  EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 0, 4)));
+  EXPECT_TRUE(allocator_->PreStart(binding::Resource::kMemory, Ids('m', 0, 4)));
 }
 
 TEST_F(AllocatorTest, AYoungListProvesNothing) {
   AllocatorOptions options;
-  options.own_pod = Pod{"gpushm-system", "plugin-x"};
+  options.own_pod = binding::Pod{"gpushm-system", "plugin-x"};
   Reset(options);
-  ASSERT_TRUE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4)));
+  ASSERT_TRUE(Start("pod", "gpushm", binding::Resource::kMemory, Ids('m', 0, 4)));
   node_.pods = {};  // As just after the kubelet's start.
-  for (int64_t now_ms = 0; now_ms <= 3 * Book::kProofMs; now_ms += Book::kProofMs) {
+  for (int64_t now_ms = 0; now_ms <= 3 * binding::Book::kProofMs;
+       now_ms += binding::Book::kProofMs) {
     EXPECT_THAT(*allocator_->Reconcile(now_ms), IsEmpty());
   }
   node_.pods.pods.insert({"gpushm-system", "plugin-x"});
-  EXPECT_THAT(*allocator_->Reconcile(4 * Book::kProofMs), IsEmpty());
-  EXPECT_THAT(*allocator_->Reconcile(5 * Book::kProofMs), SizeIs(1));
+  EXPECT_THAT(*allocator_->Reconcile(4 * binding::Book::kProofMs), IsEmpty());
+  EXPECT_THAT(*allocator_->Reconcile(5 * binding::Book::kProofMs), SizeIs(1));
   EXPECT_THAT(node_.specs, IsEmpty());
 }
 
 TEST_F(AllocatorTest, WhatAnEarlierRunBoundIsTakenOver) {
-  const Binding bound{Resource::kMemory, Ids('m', 0, 4), {"GPU-a"}, {{"default", "pod"}, "gpushm"}};
+  const binding::Binding bound{
+      binding::Resource::kMemory, Ids('m', 0, 4), {"GPU-a"}, {{"default", "pod"}, "gpushm"}};
   allocator_->Restore({bound});
-  node_.Run("pod", "gpushm", Resource::kMemory, Ids('m', 0, 4));
-  ASSERT_TRUE(Start("pod", "app", Resource::kAttach, Ids('a', 0, 1)));
+  node_.Run("pod", "gpushm", binding::Resource::kMemory, Ids('m', 0, 4));
+  ASSERT_TRUE(Start("pod", "app", binding::Resource::kAttach, Ids('a', 0, 1)));
   EXPECT_EQ(node_.specs.at("attach=a1000"), "GPU-a") << "not on the GPU that fits best";
   EXPECT_EQ(allocator_->FreeUnits("GPU-a"), 6u);
 }
 
 TEST_F(AllocatorTest, AFailedPublishIsRepeatedOnTheSameGpu) {
   node_.publish_error = Status(Code::kSystem, "no space left on device");
-  EXPECT_FALSE(Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 6)));
+  EXPECT_FALSE(Start("pod", "gpushm", binding::Resource::kMemory, Ids('m', 0, 6)));
   node_.publish_error.reset();
-  EXPECT_TRUE(allocator_->PreStart(Resource::kMemory, Ids('m', 0, 6)));
+  EXPECT_TRUE(allocator_->PreStart(binding::Resource::kMemory, Ids('m', 0, 6)));
   EXPECT_THAT(allocator_->bindings(), SizeIs(1));
 }
 
 TEST_F(AllocatorTest, TellsWhenTheKubeletDoesNotAnswer) {
   node_.list_error = Status(Code::kUnavailable, "no podresources socket");
-  const auto failed = Start("pod", "gpushm", Resource::kMemory, Ids('m', 0, 1));
+  const auto failed = Start("pod", "gpushm", binding::Resource::kMemory, Ids('m', 0, 1));
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().code(), Code::kUnavailable);
 }
@@ -238,7 +243,7 @@ TEST_F(AllocatorTest, TellsWhenTheKubeletDoesNotAnswer) {
 TEST_F(AllocatorTest, NoListingBeginsWhileAnAllocateIsOpen) {
   class Slow : public FakeNode {
    public:
-    void Retract(Resource, const std::string&) override {
+    void Retract(binding::Resource, const std::string&) override {
       entered.set_value();
       EXPECT_EQ(go_on.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
       EXPECT_EQ(lists, 0);
@@ -247,7 +252,8 @@ TEST_F(AllocatorTest, NoListingBeginsWhileAnAllocateIsOpen) {
     std::promise<void> go_on;
   } node;
   Allocator allocator({}, &node);
-  std::thread allocate([&] { EXPECT_TRUE(allocator.Allocate(Resource::kAttach, Ids('a', 0, 1))); });
+  std::thread allocate(
+      [&] { EXPECT_TRUE(allocator.Allocate(binding::Resource::kAttach, Ids('a', 0, 1))); });
   node.entered.get_future().wait();
   std::promise<void> asking;
   std::thread list([&] {
@@ -263,7 +269,7 @@ TEST_F(AllocatorTest, NoListingBeginsWhileAnAllocateIsOpen) {
 
 // ---- dynamic resource allocation
 
-ClaimedGpus ClaimOf(const std::string& uid, uint64_t units) {
+binding::ClaimedGpus ClaimOf(const std::string& uid, uint64_t units) {
   return {.uid = uid, .pod = {"default", "pod"}, .gpus = {"GPU-a"}, .bytes = units * kGiB};
 }
 
@@ -357,4 +363,4 @@ TEST_F(AllocatorTest, AClaimThatCannotBePublishedStaysCounted) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::allocation

@@ -9,7 +9,7 @@
 #include "platform/daemon/log.h"
 #include "plugin/dra/claim.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::allocation {
 namespace {
 
 // The kubelet creates its socket anew at each start.
@@ -23,14 +23,14 @@ uint64_t KubeletRun(const std::string& socket) {
 
 }  // namespace
 
-Node::Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes,
-           const std::vector<Device>& devices)
+Node::Node(Parts parts, cdi::DriverFiles driver, cdi::OwnFiles own, uint64_t unit_bytes,
+           const std::vector<inventory::Device>& devices)
     : parts_(std::move(parts)),
       driver_(std::move(driver)),
       own_(std::move(own)),
-      shared_(SharedEdits(driver_, own_)),
+      shared_(cdi::SharedEdits(driver_, own_)),
       unit_bytes_(unit_bytes) {
-  for (const Device& device : devices) devices_[device.uuid] = device;
+  for (const inventory::Device& device : devices) devices_[device.uuid] = device;
 }
 
 Result<kubelet::PodList> Node::ListPods(const Deadline& deadline) {
@@ -50,11 +50,12 @@ Result<void> Node::LookAtOthers(const kubelet::PodList& pods, const Deadline& de
   // A plugin that has ended advertises nothing, but its pods keep what they have.
   for (const auto& [resource, ids] : pods.others) others[resource].insert(ids.begin(), ids.end());
   others.erase(dra::kDriverName);  // The plugin's own claims.
-  const bool dra = others.erase(kDraDriver) > 0 || DraDriverServes(parts_.plugins_registry_folder);
-  std::vector<Device> devices;
+  const bool dra = others.erase(inventory::kDraDriver) > 0 ||
+                   inventory::DraDriverServes(parts_.plugins_registry_folder);
+  std::vector<inventory::Device> devices;
   for (const auto& [uuid, device] : devices_) devices.push_back(device);
-  Takers seen = FindTaken(devices, others, parts_.not_gpus);
-  if (dra) seen[kAnyGpu] = {"NVIDIA's driver for dynamic resource allocation", ""};
+  inventory::Takers seen = inventory::FindTaken(devices, others, parts_.not_gpus);
+  if (dra) seen[inventory::kAnyGpu] = {"NVIDIA's driver for dynamic resource allocation", ""};
   std::set<std::string> offering;
   for (const auto& [resource, ids] : others) {
     if (!ids.empty()) offering.insert(resource);
@@ -81,17 +82,17 @@ std::map<std::string, std::string> Node::Drained() const {
 
 std::string Node::AllTakenBy() const {
   const std::lock_guard lock(mutex_);
-  return parts_.taken == nullptr ? std::string() : parts_.taken->By(kAnyGpu);
+  return parts_.taken == nullptr ? std::string() : parts_.taken->By(inventory::kAnyGpu);
 }
 
-std::vector<std::string> Node::CdiNames(Resource resource, const std::string& name) const {
-  return {std::string(kSharedCdiName), CdiName(resource, name)};
+std::vector<std::string> Node::CdiNames(binding::Resource resource, const std::string& name) const {
+  return {std::string(cdi::kSharedCdiName), cdi::CdiName(resource, name)};
 }
 
-Result<Node::Subject> Node::SubjectOf(const Binding& binding) const {
-  const bool sidecar = binding.resource == Resource::kMemory;
+Result<Node::Subject> Node::SubjectOf(const binding::Binding& binding) const {
+  const bool sidecar = binding.resource == binding::Resource::kMemory;
   Subject subject{.devices = {},
-                  .role = sidecar ? ContainerRole::kSidecar : ContainerRole::kApplication,
+                  .role = sidecar ? cdi::ContainerRole::kSidecar : cdi::ContainerRole::kApplication,
                   .own = own_};
   if (sidecar) subject.own.link_folder = parts_.files->LinkFolder(binding.name());
   for (const std::string& gpu : binding.gpus) {
@@ -105,13 +106,13 @@ Result<Node::Subject> Node::SubjectOf(const Binding& binding) const {
   return subject;
 }
 
-Result<void> Node::Publish(const Binding& binding) {
+Result<void> Node::Publish(const binding::Binding& binding) {
   const Result<Subject> subject = SubjectOf(binding);
   if (!subject) return std::unexpected(subject.error());
-  if (binding.resource == Resource::kMemory) {
+  if (binding.resource == binding::Resource::kMemory) {
     const Result<std::string> folder = parts_.files->MakeLinkFolder(binding.name());
     if (!folder) return std::unexpected(folder.error());
-    if (binding.others != Others::kNone) {
+    if (binding.others != claims::Others::kNone) {
       const Result<std::string> others = parts_.files->MakeOthersFolder(binding.name());
       if (!others) return std::unexpected(others.error());
     }
@@ -119,10 +120,10 @@ Result<void> Node::Publish(const Binding& binding) {
       const Result<std::string> mps = parts_.files->MakeMpsFolder(binding.name());
       if (!mps) return std::unexpected(mps.error());
     }
-    const LinkTerms terms{.gpus = binding.gpus,
-                          .pool_bytes = binding.BytesOfEach(unit_bytes_),
-                          .pod = binding.owner.pod.ToString(),
-                          .others = binding.others};
+    const keeper::LinkTerms terms{.gpus = binding.gpus,
+                                  .pool_bytes = binding.BytesOfEach(unit_bytes_),
+                                  .pod = binding.owner.pod.ToString(),
+                                  .others = binding.others};
     if (auto opened = parts_.keeper->Open(binding.name(), terms); !opened) return opened;
   }
   // Written again, in case somebody emptied the folder.
@@ -133,23 +134,24 @@ Result<void> Node::Publish(const Binding& binding) {
   return {};
 }
 
-Result<bool> Node::WriteSpec(const Binding& binding, const Subject& subject) {
-  const Result<Edits> edits = BindingEdits(driver_, subject.devices, subject.role, subject.own);
+Result<bool> Node::WriteSpec(const binding::Binding& binding, const Subject& subject) {
+  const Result<cdi::Edits> edits =
+      cdi::BindingEdits(driver_, subject.devices, subject.role, subject.own);
   if (!edits) return std::unexpected(edits.error());
   if (!binding.IsClaim()) return parts_.specs->Write(binding, *edits);
-  OwnFiles without_link = subject.own;
+  cdi::OwnFiles without_link = subject.own;
   without_link.link_folder.clear();
-  Result<Edits> app =
-      BindingEdits(driver_, subject.devices, ContainerRole::kApplication, without_link);
+  Result<cdi::Edits> app =
+      cdi::BindingEdits(driver_, subject.devices, cdi::ContainerRole::kApplication, without_link);
   if (!app) return std::unexpected(app.error());
-  if (binding.others != Others::kNone) {
+  if (binding.others != claims::Others::kNone) {
     app->mounts.push_back({.host_path = parts_.files->OthersFolder(binding.name()),
                            .container_path = protocol::kClaimFolder});
   }
-  ClaimEdits claim = {.broker = *edits, .app = *app, .mps = {}};
+  cdi::ClaimEdits claim = {.broker = *edits, .app = *app, .mps = {}};
   if (binding.mps) {
-    Mount folder{.host_path = parts_.files->MpsFolder(binding.name()),
-                 .container_path = claims::kMpsFolder};
+    cdi::Mount folder{.host_path = parts_.files->MpsFolder(binding.name()),
+                      .container_path = claims::kMpsFolder};
     claim.broker.mounts.push_back(folder);
     claim.app.mounts.push_back(folder);
     folder.read_only = false;
@@ -160,12 +162,12 @@ Result<bool> Node::WriteSpec(const Binding& binding, const Subject& subject) {
 }
 
 // Logs and leaves what it cannot remove: the next Publish under that name replaces it.
-void Node::Retract(Resource resource, const std::string& name) {
+void Node::Retract(binding::Resource resource, const std::string& name) {
   const auto removed = parts_.specs->Remove(resource, name);
   if (!removed) {
     LogError("not-removed", {{"allocation", name}, {"reason", removed.error().ToString()}});
   }
-  if (resource == Resource::kMemory) CloseLink(name);
+  if (resource == binding::Resource::kMemory) CloseLink(name);
 }
 
 void Node::RetractClaim(const std::string& uid) {
@@ -192,4 +194,4 @@ void Node::CloseLink(const std::string& name) {
     LogError("not-removed", {{"allocation", name}, {"reason", folder.error().ToString()}});
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::allocation

@@ -18,7 +18,7 @@
 #include "plugin/keeper/keeper.h"
 #include "plugin/kubelet/pod_resources.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::allocation {
 
 class Node final : public Effects {
  public:
@@ -26,19 +26,19 @@ class Node final : public Effects {
   struct Parts {
     kubelet::PodResources* pods = nullptr;
     std::string pod_resources_socket;  // Shows when the kubelet restarts.
-    SpecStore* specs = nullptr;        // Null: there is no kubelet.
-    HostFiles* files = nullptr;
-    Keeper* keeper = nullptr;
+    cdi::SpecStore* specs = nullptr;   // Null: there is no kubelet.
+    cdi::HostFiles* files = nullptr;
+    keeper::Keeper* keeper = nullptr;
     // Distinguishes other plugins' devices from GPUs; null: other plugins may hand out GPUs too
     // (coexist).
-    TakenGpus* taken = nullptr;
+    inventory::TakenGpus* taken = nullptr;
     std::vector<std::string> not_gpus;
     std::string plugins_registry_folder;
     std::string state_folder;
   };
   // `own`: the library and tools on the host, without a link folder. `devices`: all of the node.
-  Node(Parts parts, DriverFiles driver, OwnFiles own, uint64_t unit_bytes,
-       const std::vector<Device>& devices);
+  Node(Parts parts, cdi::DriverFiles driver, cdi::OwnFiles own, uint64_t unit_bytes,
+       const std::vector<inventory::Device>& devices);
 
   // Who may hand out any GPU of this node, so that this plugin hands out none; empty: nobody.
   std::string AllTakenBy() const;
@@ -47,29 +47,30 @@ class Node final : public Effects {
   Result<void> LookAtOthers(const kubelet::PodList& pods, const Deadline& deadline) override;
   std::map<std::string, std::string> Taken() const override;
   std::map<std::string, std::string> Drained() const override;
-  std::vector<std::string> CdiNames(Resource resource, const std::string& name) const override;
-  Result<void> Publish(const Binding& binding) override;
-  void Retract(Resource resource, const std::string& name) override;
+  std::vector<std::string> CdiNames(binding::Resource resource,
+                                    const std::string& name) const override;
+  Result<void> Publish(const binding::Binding& binding) override;
+  void Retract(binding::Resource resource, const std::string& name) override;
   void RetractClaim(const std::string& uid) override;
   Result<void> CheckClaimIsUnused(const std::string& uid) override;
 
  private:
   struct Subject {
-    std::vector<Device> devices;
-    ContainerRole role{};
-    OwnFiles own;
+    std::vector<inventory::Device> devices;
+    cdi::ContainerRole role{};
+    cdi::OwnFiles own;
   };
-  Result<Subject> SubjectOf(const Binding& binding) const;
-  Result<bool> WriteSpec(const Binding& binding, const Subject& subject);
+  Result<Subject> SubjectOf(const binding::Binding& binding) const;
+  Result<bool> WriteSpec(const binding::Binding& binding, const Subject& subject);
   void CloseLink(const std::string& name);
 
   const Parts parts_;
-  const DriverFiles driver_;
-  const OwnFiles own_;
-  const Edits shared_;  // What all containers get.
+  const cdi::DriverFiles driver_;
+  const cdi::OwnFiles own_;
+  const cdi::Edits shared_;  // What all containers get.
   const uint64_t unit_bytes_;
-  std::map<std::string, Device> devices_;  // Keyed by UUID.
-  mutable std::mutex mutex_;               // Guards parts_.taken.
+  std::map<std::string, inventory::Device> devices_;  // Keyed by UUID.
+  mutable std::mutex mutex_;                          // Guards parts_.taken.
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::allocation

@@ -19,7 +19,7 @@
 #include "platform/base/bench_samples.h"
 #include "plugin/binding/book.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 namespace {
 
 constexpr int kPods = 10'000;
@@ -223,6 +223,6 @@ BENCHMARK_CAPTURE(Several, gpus_16_switch, 16, Links::kSwitch)->UseManualTime()-
 BENCHMARK(Place)->Name("Place/best_fit")->UseManualTime()->Iterations(1);
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding
 
 BENCHMARK_MAIN();

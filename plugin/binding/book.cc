@@ -7,7 +7,7 @@
 #include "contract/limits.h"
 #include "plugin/binding/gpu_sets.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 namespace {
 
 bool Overlap(const DeviceIds& a, const DeviceIds& b) {
@@ -630,4 +630,4 @@ std::string Book::Amount(uint32_t units) const {
   return bytes % (kMiB << 10) == 0 ? Concat(bytes >> 30, " GiB") : Concat(bytes / kMiB, " MiB");
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding

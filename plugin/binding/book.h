@@ -39,7 +39,7 @@
 #include "platform/base/status.h"
 #include "plugin/binding/snapshot.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 
 struct Gpu {
   std::string uuid;
@@ -237,4 +237,4 @@ class Book {
   std::vector<Entry> entries_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding

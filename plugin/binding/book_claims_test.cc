@@ -4,7 +4,7 @@
 
 #include "plugin/binding/book.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 namespace {
 
 using ::testing::HasSubstr;
@@ -100,4 +100,4 @@ TEST_F(BookClaimsTest, SeveralGpusGiveTheSame) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding

@@ -14,7 +14,7 @@
 #include "platform/base/testing.h"
 #include "plugin/binding/book.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 namespace {
 
 constexpr int kGpus = 4;
@@ -306,4 +306,4 @@ TEST(BookProperty, HoldsWhateverHappens) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding

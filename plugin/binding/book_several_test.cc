@@ -10,7 +10,7 @@
 #include "platform/base/testing.h"
 #include "plugin/binding/book.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 namespace {
 
 using ::testing::ElementsAre;
@@ -325,4 +325,4 @@ TEST(BookSeveralProperty, LargestFreeIsExact) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding

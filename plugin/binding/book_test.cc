@@ -3,7 +3,7 @@
 #include <gmock/gmock-more-matchers.h>
 #include <gtest/gtest.h>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 namespace {
 
 using ::testing::ElementsAre;
@@ -371,4 +371,4 @@ TEST_F(BookTest, AContainerWithAnotherPluginsGpuIsRefusedUnlessToldToCoexist) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding

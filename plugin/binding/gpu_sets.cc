@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 namespace {
 
 class Search {
@@ -64,4 +64,4 @@ std::optional<std::vector<size_t>> CheapestSet(std::span<const Candidate> candid
   return Search(candidates, count, nvlink).Run();
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding

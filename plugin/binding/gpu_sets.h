@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 
 // Further GPUs of a node are not considered.
 inline constexpr size_t kMostCandidates = 64;
@@ -27,4 +27,4 @@ struct Candidate {
 std::optional<std::vector<size_t>> CheapestSet(std::span<const Candidate> candidates, size_t count,
                                                bool nvlink);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 namespace {
 
 TEST(GpuSets, OfEqualSumsTheFirst) {
@@ -21,4 +21,4 @@ TEST(GpuSets, BoundsItsWork) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding

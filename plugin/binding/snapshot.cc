@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 
 void Snapshot::Add(const Owner& owner, Resource resource, const DeviceIds& ids) {
   DeviceIds& held = held_[owner][resource];
@@ -40,4 +40,4 @@ std::vector<Owner> Snapshot::OwnersIn(const Pod& pod, Resource resource) const {
   return owners;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::binding {
 
 // Extended resources. The last three say what the memory must be like. Only the sidecar requests
 // them, and they bind nothing by themselves.
@@ -108,4 +108,4 @@ class Snapshot {
   std::map<std::pair<Resource, std::string>, std::vector<Owner>> owners_;  // Keyed by ID.
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::binding

@@ -7,18 +7,18 @@
 #include "platform/base/testing/stopping_files.h"
 #include "plugin/cdi/spec_store.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
+using gpushm::testing::TempFolder;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using testing::TempFolder;
 
 constexpr char kUid[] = "11111111-2222-3333-4444-555555555555";
 constexpr char kFile[] = "gpushm.io-claim-11111111-2222-3333-4444-555555555555.json";
 
-Binding Claim() {
-  return {.resource = Resource::kMemory,
+binding::Binding Claim() {
+  return {.resource = binding::Resource::kMemory,
           .ids = {kUid},
           .gpus = {"GPU-aaaaaaaa-0000-0000-0000-000000000001"},
           .owner = {.pod = {.name_space = "team-a", .name = "llm-0"}, .container = {}},
@@ -51,8 +51,9 @@ TEST(ClaimSpec, WhatIsWrittenIsRead) {
 }
 
 TEST(ClaimSpec, WhatOtherPodsMayDoIsKept) {
-  for (const Others each : {Others::kNone, Others::kRead, Others::kWrite}) {
-    Binding binding = Claim();
+  for (const claims::Others each :
+       {claims::Others::kNone, claims::Others::kRead, claims::Others::kWrite}) {
+    binding::Binding binding = Claim();
     binding.others = each;
     const auto text = ClaimSpecText(binding, Roles());
     ASSERT_TRUE(text);
@@ -68,8 +69,8 @@ TEST(ClaimSpec, WhatOtherPodsMayDoIsKept) {
 // Goal: the pod with the MPS daemon has a device of its own, and a plugin that knows nothing of it
 // does not take the binding for another one.
 TEST(ClaimSpec, AClaimWithMpsHasAThirdDevice) {
-  Binding binding = Claim();
-  binding.others = Others::kRead;
+  binding::Binding binding = Claim();
+  binding.others = claims::Others::kRead;
   binding.mps = true;
   ClaimEdits roles = Roles();
   EXPECT_FALSE(ClaimSpecText(binding, roles)) << "without the edits of that pod";
@@ -107,7 +108,7 @@ TEST(ClaimSpec, EachRoleHasItsOwnDevice) {
 }
 
 TEST(ClaimSpec, AnInvalidClaimIsNotWritten) {
-  Binding binding = Claim();
+  binding::Binding binding = Claim();
   binding.ids = {"m0001"};
   EXPECT_FALSE(ClaimSpecText(binding, Roles()));
   binding = Claim();
@@ -138,4 +139,4 @@ TEST(ClaimSpec, ADamagedSpecIsNotRead) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

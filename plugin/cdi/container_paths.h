@@ -14,7 +14,7 @@
 #error "NVIDIA's driver exists for x86_64 and aarch64"
 #endif
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 
 // The folders that the loaders of the Debian and the Red Hat families search.
 inline constexpr std::array<const char*, 2> kLoaderFolders = {GPUSHM_MULTIARCH, "/usr/lib64"};
@@ -26,4 +26,4 @@ inline void MountLibrary(const std::string& host_path, const std::string& name, 
   }
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

@@ -12,7 +12,7 @@
 #include "plugin/cdi/host_files.h"
 #include "plugin/cdi/host_path.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
 constexpr size_t kMaxTextBytes = size_t{64} << 10;
@@ -65,14 +65,15 @@ Result<void> AddNode(const DriverFiles& driver, const std::string& name, const s
 
 // The GPU's node, and for a MIG instance also its two capabilities. Without them CUDA does not see
 // the instance, and they hide the GPU's other instances.
-Result<void> AddGpuNodes(const DriverFiles& driver, const Device& device, Edits* edits) {
+Result<void> AddGpuNodes(const DriverFiles& driver, const inventory::Device& device, Edits* edits) {
   if (auto added = AddNode(driver, Concat("nvidia", device.minor),
                            Concat("create it with nvidia-modprobe -c ", device.minor), edits);
       !added) {
     return added;
   }
   if (device.parent_uuid.empty()) return {};
-  if (device.gpu_instance == kNoInstance || device.compute_instance == kNoInstance) {
+  if (device.gpu_instance == inventory::kNoInstance ||
+      device.compute_instance == inventory::kNoInstance) {
     return Fail(Code::kNotFound,
                 Concat("NVML gives no instance numbers for MIG instance ", device.uuid),
                 "install a newer driver, or let nvidia-ctk cdi generate write a CDI spec");
@@ -103,7 +104,7 @@ Result<void> AddGpuNodes(const DriverFiles& driver, const Device& device, Edits*
 
 // NVIDIA's names for a device. MIG instances are named by UUID only, because their position is not
 // known here.
-const Edits* FindInSpec(const DriverFiles& driver, const Device& device) {
+const Edits* FindInSpec(const DriverFiles& driver, const inventory::Device& device) {
   std::vector<std::string> names = {device.uuid};
   if (device.parent_uuid.empty()) {
     names.push_back(std::to_string(device.index));
@@ -131,17 +132,18 @@ Edits SharedEdits(const DriverFiles& driver, const OwnFiles& own) {
   return edits;
 }
 
-Result<Edits> BindingEdits(const DriverFiles& driver, const std::vector<Device>& devices,
+Result<Edits> BindingEdits(const DriverFiles& driver, const std::vector<inventory::Device>& devices,
                            ContainerRole role, const OwnFiles& own) {
   Edits edits;
-  for (const Device& device : devices) {
+  for (const inventory::Device& device : devices) {
     const Edits* const known =
         driver.kind == DriverKind::kNvidiaSpec ? FindInSpec(driver, device) : nullptr;
     if (known != nullptr) {
       Merge(&edits, *known);
       edits.env.erase("NVIDIA_VISIBLE_DEVICES");  // The shared spec has it.
     } else if (driver.kind == DriverKind::kSimulated) {
-      edits.env["GPUSHM_SIM_DEVICES"] = CommaList(devices | std::views::transform(&Device::uuid));
+      edits.env["GPUSHM_SIM_DEVICES"] =
+          binding::CommaList(devices | std::views::transform(&inventory::Device::uuid));
     } else if (auto added = AddGpuNodes(driver, device, &edits); !added) {
       return std::unexpected(added.error());
     }
@@ -153,4 +155,4 @@ Result<Edits> BindingEdits(const DriverFiles& driver, const std::vector<Device>&
   return edits;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

@@ -17,7 +17,7 @@
 #include "plugin/cdi/host_path.h"
 #include "plugin/cdi/nvidia_spec.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
 constexpr size_t kMaxDriverTextBytes = size_t{64} << 10;
@@ -369,4 +369,4 @@ Result<DriverFiles> FindDriver(const DriverOptions& options) {
               "install NVIDIA's driver, or set driver-root; the plugin must see the host's files");
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

@@ -36,7 +36,7 @@
 #include "plugin/cdi/edits.h"
 #include "plugin/inventory/inventory.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 
 enum class DriverKind {
   kInstalled,   // Libraries in a root folder.
@@ -89,7 +89,7 @@ Edits SharedEdits(const DriverFiles& driver, const OwnFiles& own);
 
 // What a container of that role gets in addition, for that GPU. kNotFound: the GPU has no device
 // node, or its MIG instance no capability; the error says what to do.
-Result<Edits> BindingEdits(const DriverFiles& driver, const std::vector<Device>& devices,
+Result<Edits> BindingEdits(const DriverFiles& driver, const std::vector<inventory::Device>& devices,
                            ContainerRole role, const OwnFiles& own);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

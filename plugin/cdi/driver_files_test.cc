@@ -11,24 +11,24 @@
 #include "plugin/cdi/host_path.h"
 #include "plugin/cdi/spec_text.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
 namespace fs = std::filesystem;
+using gpushm::testing::TempFolder;
+using gpushm::testing::WriteText;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::TempFolder;
-using testing::WriteText;
 
 constexpr char kVersion[] = "580.65.06";
 constexpr char kProgram[] = "\177ELF, and more";
 const std::string kMultiarch = GPUSHM_MULTIARCH;
 
-Device Gpu(uint32_t minor = 0) {
+inventory::Device Gpu(uint32_t minor = 0) {
   return {.uuid = Concat("GPU-aaaaaaaa-0000-0000-0000-00000000000", minor),
           .parent_uuid = "",
           .name = "NVIDIA H200",
@@ -37,8 +37,8 @@ Device Gpu(uint32_t minor = 0) {
           .total_bytes = uint64_t{141} << 30};
 }
 
-Device Instance() {
-  Device device = Gpu();
+inventory::Device Instance() {
+  inventory::Device device = Gpu();
   device.parent_uuid = device.uuid;
   device.uuid = "MIG-aaaaaaaa-0000-0000-0000-000000000009";
   device.gpu_instance = 3;
@@ -98,7 +98,7 @@ class DriverFilesTest : public ::testing::Test {
     EXPECT_TRUE(driver) << driver.error().ToString();
     return driver ? *driver : DriverFiles{};
   }
-  Edits For(const DriverFiles& driver, const Device& device = Gpu(),
+  Edits For(const DriverFiles& driver, const inventory::Device& device = Gpu(),
             ContainerRole role = ContainerRole::kApplication, const OwnFiles& own = {}) const {
     const Result<Edits> part = BindingEdits(driver, {device}, role, own);
     EXPECT_TRUE(part) << part.error().ToString();
@@ -185,8 +185,8 @@ TEST_F(DriverFilesTest, CapabilitiesOfAMigInstance) {
   EXPECT_EQ(Node(edits, "/dev/nvidia0"), "/dev/nvidia0") << "its GPU's";
   EXPECT_EQ(Node(edits, "/dev/nvidia-caps/nvidia-cap30"), "/dev/nvidia-caps/nvidia-cap30");
   EXPECT_EQ(Node(edits, "/dev/nvidia-caps/nvidia-cap32"), "/dev/nvidia-caps/nvidia-cap32");
-  Device old = Instance();
-  old.gpu_instance = kNoInstance;
+  inventory::Device old = Instance();
+  old.gpu_instance = inventory::kNoInstance;
   EXPECT_EQ(BindingEdits(driver, {old}, ContainerRole::kApplication, {}).error().code(),
             Code::kNotFound);
   fs::remove_all(Host("/proc/driver/nvidia"));
@@ -212,10 +212,11 @@ TEST_F(DriverFilesTest, OwnFilesByRole) {
   EXPECT_EQ(Mounted(sidecar, "/run/gpushm-link"), own.link_folder);
   EXPECT_EQ(sidecar.mounts.size(), application.mounts.size() + 1);
   EXPECT_EQ(Node(sidecar, "/dev/nvidia0"), "/dev/nvidia0");
-  const Binding binding = {.resource = Resource::kMemory,
-                           .ids = {"m0003"},
-                           .gpus = {Gpu().uuid},
-                           .owner = {.pod = {.name_space = "a", .name = "b"}, .container = "c"}};
+  const binding::Binding binding = {
+      .resource = binding::Resource::kMemory,
+      .ids = {"m0003"},
+      .gpus = {Gpu().uuid},
+      .owner = {.pod = {.name_space = "a", .name = "b"}, .container = "c"}};
   EXPECT_TRUE(SpecText(binding, sidecar)) << "the edits can be written as a spec";
 }
 
@@ -499,4 +500,4 @@ TEST(Edits, MergeTakesTheLaterOne) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
 template <typename Item>
@@ -34,4 +34,4 @@ void Merge(Edits* edits, const Edits& more) {
   }
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 
 struct Mount {
   std::string host_path;
@@ -44,4 +44,4 @@ struct Edits {
 // Adds `more`, which wins if both have the same container path or variable.
 void Merge(Edits* edits, const Edits& more);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

@@ -20,7 +20,7 @@
 #include "platform/base/read_whole.h"
 #include "plugin/cdi/host_path.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
 constexpr mode_t kOpenFolder = 0755;
@@ -306,4 +306,4 @@ Result<std::vector<std::string>> HostFiles::LinkFolders() const {
   return names;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

@@ -34,7 +34,7 @@
 #include "platform/base/files.h"
 #include "platform/base/status.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 
 inline constexpr char kStateFolder[] = "/var/lib/gpushm";
 inline constexpr char kLibraryName[] = "libgpushm.so.0";
@@ -104,4 +104,4 @@ class HostFiles {
   Files* files_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

@@ -12,17 +12,17 @@
 
 #include "platform/base/testing/stopping_files.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
 namespace fs = std::filesystem;
+using gpushm::testing::ReadText;
+using gpushm::testing::RunKilled;
+using gpushm::testing::TempFolder;
+using gpushm::testing::WriteText;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::ReadText;
-using testing::RunKilled;
-using testing::TempFolder;
-using testing::WriteText;
 
 mode_t ModeOf(const std::string& path) {
   struct stat info{};
@@ -188,7 +188,7 @@ TEST_F(HostFilesTest, AFullDiskLeavesTheOldFile) {
   ASSERT_TRUE(*Install(Open()));
   Image("library two", "program 1");
   for (int step = 6;; ++step) {  // After the five folders.
-    testing::StoppingFiles files = testing::FailingFiles(step);
+    gpushm::testing::StoppingFiles files = gpushm::testing::FailingFiles(step);
     if (Install(Open(files))) break;
     EXPECT_EQ(ReadText(folder_ / "state/lib/libgpushm.so.0"), "library 1");
     EXPECT_THAT(*ListFolder(folder_ / "state/lib"), ElementsAre("libgpushm.so.0"));
@@ -301,4 +301,4 @@ TEST_F(HostFilesTest, APathTooLongForASocketIsRefusedAtOnce) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

@@ -7,7 +7,7 @@
 #include <deque>
 #include <vector>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
 constexpr int kMaxLinks = 40;  // As in the kernel.
@@ -66,4 +66,4 @@ bool Exists(const std::string& path) {
   return stat(path.c_str(), &info) == 0;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

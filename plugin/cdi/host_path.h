@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 
 // The path below `root` (empty: /) to which `path` leads, if links are followed as if `root` were
 // the root folder. The result has no links and no dots. Nothing: it leads to no file, or there is a
@@ -14,4 +14,4 @@ std::optional<std::string> ResolveIn(const std::string& root, const std::string&
 
 bool Exists(const std::string& path);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

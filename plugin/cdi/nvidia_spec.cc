@@ -10,7 +10,7 @@
 #include "platform/yaml/yaml_tree.h"
 #include "plugin/cdi/spec_text.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
 using Json = nlohmann::json;
@@ -180,4 +180,4 @@ Result<NvidiaSpec> ParseNvidiaSpec(std::string_view text) {
   return spec;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

@@ -10,7 +10,7 @@
 #include "platform/base/status.h"
 #include "plugin/cdi/edits.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 
 // Eight GPUs with seven instances each, listed by index and by UUID, take 200 KB.
 inline constexpr size_t kMaxNvidiaSpecBytes = size_t{4} << 20;
@@ -25,4 +25,4 @@ struct NvidiaSpec {
 // in obscure ways.
 Result<NvidiaSpec> ParseNvidiaSpec(std::string_view text);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

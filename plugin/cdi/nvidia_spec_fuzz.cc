@@ -7,7 +7,7 @@
 #include "plugin/cdi/spec_text.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace gpushm::plugin;
+  using namespace gpushm::plugin::cdi;
   constexpr size_t kEnough = size_t{16} << 10;  // Far below kMaxSpecBytes.
   if (size > kEnough) return 0;
   const auto spec = ParseNvidiaSpec(std::string_view(reinterpret_cast<const char*>(data), size));

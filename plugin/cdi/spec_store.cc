@@ -9,7 +9,7 @@
 
 #include "platform/base/read_whole.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
 constexpr std::string_view kPrefix = "gpushm.io-";
@@ -21,7 +21,7 @@ constexpr mode_t kFolderMode = 0755;
 struct Found {
   std::string file_name;
   int64_t written_ns = 0;
-  Binding binding;
+  binding::Binding binding;
 };
 
 int64_t WrittenNs(const std::string& path) {
@@ -56,7 +56,7 @@ void KeepLatest(std::vector<Found> all, SpecStore::Contents* contents) {
     contents->bindings.push_back(found.binding);
   }
   std::sort(contents->bindings.begin(), contents->bindings.end(),
-            [](const Binding& a, const Binding& b) {
+            [](const binding::Binding& a, const binding::Binding& b) {
               return std::tie(a.resource, a.name()) < std::tie(b.resource, b.name());
             });
 }
@@ -83,13 +83,13 @@ Result<bool> SpecStore::WriteShared(const Edits& edits) {
   return WriteText(kSharedFileName, SharedSpecText(edits));
 }
 
-Result<bool> SpecStore::Write(const Binding& binding, const Edits& edits) {
+Result<bool> SpecStore::Write(const binding::Binding& binding, const Edits& edits) {
   const Result<std::string> text = SpecText(binding, edits);
   if (!text) return std::unexpected(text.error());  // Without IDs the binding has no name either.
   return WriteText(SpecFileName(binding.resource, binding.name()), text);
 }
 
-Result<bool> SpecStore::WriteClaim(const Binding& binding, const ClaimEdits& edits) {
+Result<bool> SpecStore::WriteClaim(const binding::Binding& binding, const ClaimEdits& edits) {
   const Result<std::string> text = ClaimSpecText(binding, edits);
   if (!text) return std::unexpected(text.error());
   return WriteText(ClaimSpecFileName(binding.name()), text);
@@ -105,7 +105,7 @@ Result<bool> SpecStore::WriteText(const std::string& file_name, const Result<std
   return true;
 }
 
-Result<void> SpecStore::Remove(Resource resource, const std::string& name) {
+Result<void> SpecStore::Remove(binding::Resource resource, const std::string& name) {
   return RemoveFile(name, SpecFileName(resource, name));
 }
 
@@ -133,7 +133,8 @@ Result<SpecStore::Contents> SpecStore::ReadAll() const {
     const int64_t written_ns = WrittenNs(PathOf(name));
     const Result<std::string> text = ReadWhole(PathOf(name), kMaxSpecBytes);
     if (!text && text.error().code() == Code::kNotFound) continue;  // Removed in the meantime.
-    Result<Binding> binding = text ? ParseSpec(name, *text) : std::unexpected(text.error());
+    Result<binding::Binding> binding =
+        text ? ParseSpec(name, *text) : std::unexpected(text.error());
     if (binding) {
       all.push_back({name, written_ns, std::move(*binding)});
     } else {
@@ -154,4 +155,4 @@ Result<void> SpecStore::RemoveDamaged(const Damaged& damaged) {
   return gone;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

@@ -29,7 +29,7 @@
 #include "plugin/cdi/edits.h"
 #include "plugin/cdi/spec_text.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 
 class SpecStore {
  public:
@@ -40,7 +40,7 @@ class SpecStore {
     Status reason;
   };
   struct Contents {
-    std::vector<Binding> bindings;  // Sorted by resource and name.
+    std::vector<binding::Binding> bindings;  // Sorted by resource and name.
     std::vector<Damaged> damaged;
   };
 
@@ -53,13 +53,13 @@ class SpecStore {
   Result<bool> WriteShared(const Edits& edits);
 
   // True: written. False: this very spec exists already. kInvalidArgument: see SpecText.
-  Result<bool> Write(const Binding& binding, const Edits& edits);
+  Result<bool> Write(const binding::Binding& binding, const Edits& edits);
 
   // The same for the binding of a claim.
-  Result<bool> WriteClaim(const Binding& binding, const ClaimEdits& edits);
+  Result<bool> WriteClaim(const binding::Binding& binding, const ClaimEdits& edits);
 
   // No error if there is none.
-  Result<void> Remove(Resource resource, const std::string& name);
+  Result<void> Remove(binding::Resource resource, const std::string& name);
   Result<void> RemoveClaim(const std::string& uid);
 
   // If two files have an ID in common, the newer one counts: the other binding was superseded, and
@@ -81,4 +81,4 @@ class SpecStore {
   Files* files_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

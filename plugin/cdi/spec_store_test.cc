@@ -9,33 +9,33 @@
 
 #include "platform/base/testing/stopping_files.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
 namespace fs = std::filesystem;
+using gpushm::testing::FailingFiles;
+using gpushm::testing::ReadText;
+using gpushm::testing::RunKilled;
+using gpushm::testing::TempFolder;
+using gpushm::testing::WriteText;
 using ::testing::ElementsAre;
-using testing::FailingFiles;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::ReadText;
-using testing::RunKilled;
 using ::testing::SizeIs;
-using testing::TempFolder;
-using testing::WriteText;
 
 constexpr char kGpu[] = "GPU-aaaaaaaa-0000-0000-0000-000000000001";
 constexpr char kFile[] = "gpushm.io-memory-m0003.json";
 
-Binding Sidecar() {
-  return {.resource = Resource::kMemory,
+binding::Binding Sidecar() {
+  return {.resource = binding::Resource::kMemory,
           .ids = {"m0003", "m0004", "m0017"},
           .gpus = {kGpu},
           .owner = {.pod = {.name_space = "team-a", .name = "llm-7d9f.worker-0"},
                     .container = "gpushm-sidecar"}};
 }
 
-Binding Application() {
-  return {.resource = Resource::kAttach,
+binding::Binding Application() {
+  return {.resource = binding::Resource::kAttach,
           .ids = {"a0003"},
           .gpus = {kGpu},
           .owner = {.pod = {.name_space = "team-a", .name = "llm-0"}, .container = "server"}};
@@ -91,7 +91,7 @@ TEST(SpecStore, TheFileIsACdiSpec) {
   EXPECT_EQ(json["kind"], "gpushm.io/memory");
   ASSERT_THAT(json["devices"], SizeIs(1));
   EXPECT_EQ(json["devices"][0]["name"], "m0003");
-  EXPECT_EQ(CdiName(Resource::kMemory, "m0003"), "gpushm.io/memory=m0003");
+  EXPECT_EQ(CdiName(binding::Resource::kMemory, "m0003"), "gpushm.io/memory=m0003");
   for (const auto& [key, value] : json["annotations"].items()) {
     EXPECT_THAT(key, ::testing::MatchesRegex("gpushm\\.io/[a-z]([-a-z]*[a-z])?"));
     EXPECT_TRUE(value.is_string());
@@ -150,7 +150,7 @@ TEST(SpecStore, AnEqualSpecIsNotWrittenAgain) {
   struct stat after{};
   ASSERT_EQ(stat((folder / kFile).c_str(), &after), 0);
   EXPECT_EQ(before.st_ino, after.st_ino);
-  Binding moved = Sidecar();
+  binding::Binding moved = Sidecar();
   moved.gpus = {"MIG-aaaaaaaa-0000-0000-0000-000000000009"};
   EXPECT_TRUE(*store.Write(moved, SomeEdits()));
   EXPECT_THAT(ReadAll(store).bindings, ElementsAre(moved));
@@ -160,9 +160,9 @@ TEST(SpecStore, RemovesAndDoesNotMindThatThereIsNone) {
   const TempFolder folder;
   SpecStore store = Open(folder.path());
   store.Write(Sidecar(), SomeEdits()).value();
-  EXPECT_TRUE(store.Remove(Resource::kMemory, "m0003"));
-  EXPECT_TRUE(store.Remove(Resource::kMemory, "m0003"));
-  EXPECT_EQ(store.Remove(Resource::kMemory, "../../etc/m0003").error().code(),
+  EXPECT_TRUE(store.Remove(binding::Resource::kMemory, "m0003"));
+  EXPECT_TRUE(store.Remove(binding::Resource::kMemory, "m0003"));
+  EXPECT_EQ(store.Remove(binding::Resource::kMemory, "../../etc/m0003").error().code(),
             Code::kInvalidArgument);
   EXPECT_THAT(Names(folder.path()), IsEmpty());
 }
@@ -170,20 +170,20 @@ TEST(SpecStore, RemovesAndDoesNotMindThatThereIsNone) {
 TEST(SpecStore, RefusesToWriteWhatIsNoSpec) {
   const TempFolder folder;
   SpecStore store = Open(folder.path());
-  const auto refused = [&](const Binding& binding, const Edits& edits) {
+  const auto refused = [&](const binding::Binding& binding, const Edits& edits) {
     const auto written = store.Write(binding, edits);
     return !written && written.error().code() == Code::kInvalidArgument;
   };
-  Binding nobody = Sidecar();
+  binding::Binding nobody = Sidecar();
   nobody.owner.container = "Not A Name";
   EXPECT_TRUE(refused(nobody, {}));
-  Binding foreign = Sidecar();
+  binding::Binding foreign = Sidecar();
   foreign.ids.insert("a0001");
   EXPECT_TRUE(refused(foreign, {}));
-  Binding none = Sidecar();
+  binding::Binding none = Sidecar();
   none.ids.clear();
   EXPECT_TRUE(refused(none, {}));
-  Binding beyond = Sidecar();
+  binding::Binding beyond = Sidecar();
   beyond.ids = {"m4096"};
   EXPECT_TRUE(refused(beyond, {}));
   Edits relative;
@@ -280,7 +280,7 @@ TEST(SpecStore, EveryValueIsChecked) {
 // A plugin from before several GPUs refuses version 2 as another version, and leaves the file out.
 TEST(SpecStore, APodsGpusAreInItsSpecInTheirOrder) {
   const std::string kOther = "GPU-bbbbbbbb-0000-0000-0000-000000000001";
-  Binding several = Sidecar();
+  binding::Binding several = Sidecar();
   several.gpus = {kOther, kGpu};
   several.ids.insert("m0018");
   const std::string good = SpecText(several, {}).value();
@@ -304,15 +304,17 @@ TEST(SpecStore, APodsGpusAreInItsSpecInTheirOrder) {
 
 TEST(SpecStore, AGpuAloneAndNvlinkAreInTheSpec) {
   struct Case {
-    DeviceIds Binding::* ids;
+    binding::DeviceIds binding::Binding::* ids;
     std::string id;
     std::string key;
     std::vector<std::string> wrong;
   };
-  for (const Case& c :
-       {Case{&Binding::exclusive, "x0001", "exclusive", {"m0001", "x0001,x0001", "x1", ","}},
-        Case{&Binding::nvlink, "n0003", "nvlink", {"x0003"}}}) {
-    Binding binding = Sidecar();
+  for (const Case& c : {Case{&binding::Binding::exclusive,
+                             "x0001",
+                             "exclusive",
+                             {"m0001", "x0001,x0001", "x1", ","}},
+                        Case{&binding::Binding::nvlink, "n0003", "nvlink", {"x0003"}}}) {
+    binding::Binding binding = Sidecar();
     binding.*c.ids = {c.id};
     const std::string good = SpecText(binding, {}).value();
     ASSERT_TRUE(ParseSpec(kFile, good)) << ParseSpec(kFile, good).error().ToString();
@@ -333,7 +335,7 @@ TEST(SpecStore, AGpuAloneAndNvlinkAreInTheSpec) {
 TEST(SpecStore, OfTwoBindingsWithOneIdTheLaterCounts) {
   const TempFolder folder;
   SpecStore store = Open(folder.path());
-  Binding later = Sidecar();
+  binding::Binding later = Sidecar();
   later.ids = {"m0004", "m0005"};
   store.Write(later, {}).value();
   store.Write(Sidecar(), {}).value();
@@ -375,10 +377,11 @@ TEST(SpecStore, FilesOfOthersStay) {
 TEST(SpecStore, AFullDiskLeavesTheOldSpecAndNothingElse) {
   const TempFolder folder;
   Open(folder.path()).Write(Sidecar(), {}).value();
-  Binding next = Sidecar();
+  binding::Binding next = Sidecar();
   next.gpus = {"GPU-2"};
   for (int step = 1;; ++step) {
-    testing::StoppingFiles files = FailingFiles(step + 1);  // The first step creates the folder.
+    gpushm::testing::StoppingFiles files =
+        FailingFiles(step + 1);  // The first step creates the folder.
     SpecStore store = Open(folder.path(), files);
     if (store.Write(next, {})) {
       EXPECT_GT(step, 4);
@@ -393,7 +396,7 @@ TEST(SpecStore, AFullDiskLeavesTheOldSpecAndNothingElse) {
 // middle of its bytes; then a new store opens the folder.
 TEST(SpecStore, AKilledWriterLeavesTheOldOrTheNewSpec) {
   const TempFolder folder;
-  Binding next = Sidecar();
+  binding::Binding next = Sidecar();
   next.gpus = {"GPU-2"};
   int old_seen = 0;
   for (int step = 1;; ++step) {
@@ -427,11 +430,11 @@ TEST(SpecStore, AKilledRemoverLeavesTheSpecOrNone) {
   const TempFolder folder;
   Open(folder.path()).Write(Sidecar(), {}).value();
   EXPECT_TRUE(RunKilled(2, [&](Files& files) {
-    (void)SpecStore::Open(folder.path(), files)->Remove(Resource::kMemory, "m0003");
+    (void)SpecStore::Open(folder.path(), files)->Remove(binding::Resource::kMemory, "m0003");
   }));
   EXPECT_THAT(ReadAll(Open(folder.path())).bindings, SizeIs(1));
   EXPECT_FALSE(RunKilled(3, [&](Files& files) {
-    (void)SpecStore::Open(folder.path(), files)->Remove(Resource::kMemory, "m0003");
+    (void)SpecStore::Open(folder.path(), files)->Remove(binding::Resource::kMemory, "m0003");
   }));
   EXPECT_THAT(ReadAll(Open(folder.path())).bindings, IsEmpty());
 }
@@ -446,4 +449,4 @@ TEST(SpecStore, TheFolderThatIsMissingIsMadeAndItsParentIsNot) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

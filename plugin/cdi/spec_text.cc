@@ -13,7 +13,7 @@
 #include "platform/yaml/config_error.h"
 #include "plugin/inventory/inventory.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 namespace {
 
 using yaml::Quote;
@@ -36,34 +36,35 @@ constexpr std::string_view kClaimClass = "claim";
 // Of memory: the other IDs of its container, if it has any. Their key is the resource's name. A
 // plugin that does not know a key takes the binding as one without: shared, or without NVLink.
 struct Also {
-  Resource resource;
-  DeviceIds Binding::* member;
+  binding::Resource resource;
+  binding::DeviceIds binding::Binding::* member;
 };
 constexpr std::array<Also, 2> kAlso = {
-    {{Resource::kExclusive, &Binding::exclusive}, {Resource::kNvlink, &Binding::nvlink}}};
+    {{binding::Resource::kExclusive, &binding::Binding::exclusive},
+     {binding::Resource::kNvlink, &binding::Binding::nvlink}}};
 
 constexpr size_t kMaxUuidBytes = 80;  // NVML_DEVICE_UUID_V2_BUFFER_SIZE is 96.
 
-int VersionOf(const Binding& binding) {
+int VersionOf(const binding::Binding& binding) {
   if (binding.mps) return kClaimMpsVersion;
   return binding.gpus.size() > 1 ? kSeveralGpusVersion : kBindingVersion;
 }
 
 std::string ClaimKind() { return Concat(kDomain, "/", kClaimClass); }
 
-std::string ClaimDevice(const std::string& uid, Part part) {
+std::string ClaimDevice(const std::string& uid, binding::Part part) {
   constexpr std::array<const char*, 3> kNames = {claims::kBroker, claims::kApp, claims::kMps};
   return Concat(uid, '-', kNames.at(static_cast<size_t>(part)));
 }
 
-std::string_view ClassName(Resource resource) {
-  return resource == Resource::kMemory ? "memory" : "attach";
+std::string_view ClassName(binding::Resource resource) {
+  return resource == binding::Resource::kMemory ? "memory" : "attach";
 }
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
 // The form that inventory.cc makes: a letter and four digits.
-bool IsDeviceId(Resource resource, std::string_view id) {
+bool IsDeviceId(binding::Resource resource, std::string_view id) {
   constexpr size_t kIdBytes = 5;
   constexpr std::string_view kLetters = "maxgn";  // In the order of kResources.
   if (id.size() != kIdBytes || id[0] != kLetters.at(static_cast<size_t>(resource))) return false;
@@ -71,7 +72,7 @@ bool IsDeviceId(Resource resource, std::string_view id) {
   if (!std::all_of(digits.begin(), digits.end(), IsDigit)) return false;
   unsigned number = 0;
   std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  return number < kMaxIds;
+  return number < inventory::kMaxIds;
 }
 
 bool IsUuid(std::string_view uuid) {
@@ -88,13 +89,13 @@ bool IsUid(std::string_view uid) {
   return uid.size() == kUidBytes && IsDnsLabel(uid);
 }
 
-std::string WrongWithIds(const Binding& binding) {
+std::string WrongWithIds(const binding::Binding& binding) {
   if (binding.IsClaim()) {
-    if (binding.ids.size() == 1 && IsUid(binding.name()) && binding.resource == Resource::kMemory &&
-        binding.exclusive.empty()) {
+    if (binding.ids.size() == 1 && IsUid(binding.name()) &&
+        binding.resource == binding::Resource::kMemory && binding.exclusive.empty()) {
       return {};
     }
-    return Concat("invalid claim ", Quote(CommaList(binding.ids)));
+    return Concat("invalid claim ", Quote(binding::CommaList(binding.ids)));
   }
   if (binding.ids.empty()) return "the binding has no device IDs";
   for (const std::string& id : binding.ids) {
@@ -109,7 +110,7 @@ std::string WrongWithIds(const Binding& binding) {
 }
 
 // Why the binding is invalid; empty if it is valid.
-std::string WrongWith(const Binding& binding) {
+std::string WrongWith(const binding::Binding& binding) {
   if (std::string wrong = WrongWithIds(binding); !wrong.empty()) return wrong;
   if (binding.gpus.empty() || binding.gpus.size() > limits::kPodGpus) {
     return Concat("the binding has ", binding.gpus.size(), " GPUs");
@@ -118,12 +119,12 @@ std::string WrongWith(const Binding& binding) {
     if (!IsUuid(gpu)) return Concat("invalid GPU UUID ", Quote(gpu));
     if (std::ranges::count(binding.gpus, gpu) > 1) return Concat("GPU ", gpu, " occurs twice");
   }
-  if (binding.resource == Resource::kMemory && !binding.IsClaim() &&
+  if (binding.resource == binding::Resource::kMemory && !binding.IsClaim() &&
       binding.ids.size() % binding.gpus.size() != 0) {
     return Concat(binding.ids.size(), " device IDs cannot be divided equally by ",
                   binding.gpus.size(), " GPUs");
   }
-  const Pod& pod = binding.owner.pod;
+  const binding::Pod& pod = binding.owner.pod;
   if (!IsDnsLabel(pod.name_space)) {
     return Concat("invalid namespace name ", Quote(pod.name_space));
   }
@@ -233,14 +234,14 @@ Result<std::string> Encode(const std::string& kind, const Json& annotations,
 }
 
 // Nothing if the IDs are not in order or one occurs twice: the plugin never writes such a list.
-std::optional<DeviceIds> SplitIds(std::string_view text) {
-  DeviceIds ids;
+std::optional<binding::DeviceIds> SplitIds(std::string_view text) {
+  binding::DeviceIds ids;
   for (;;) {
     const size_t comma = text.find(',');
     const std::string id(text.substr(0, comma));
     if (!ids.empty() && id <= *ids.rbegin()) return {};
     ids.insert(ids.end(), id);
-    if (ids.size() > kMaxIds) return {};
+    if (ids.size() > inventory::kMaxIds) return {};
     if (comma == std::string_view::npos) return ids;
     text.remove_prefix(comma + 1);
   }
@@ -280,13 +281,15 @@ std::optional<std::vector<std::string>> NamesOfDevices(const Json& json, std::st
 
 }  // namespace
 
-std::string CdiKind(Resource resource) { return Concat(kDomain, "/", ClassName(resource)); }
+std::string CdiKind(binding::Resource resource) {
+  return Concat(kDomain, "/", ClassName(resource));
+}
 
-std::string CdiName(Resource resource, const std::string& name) {
+std::string CdiName(binding::Resource resource, const std::string& name) {
   return Concat(CdiKind(resource), "=", name);
 }
 
-std::string ClaimCdiName(const std::string& uid, Part part) {
+std::string ClaimCdiName(const std::string& uid, binding::Part part) {
   return Concat(ClaimKind(), "=", ClaimDevice(uid, part));
 }
 
@@ -294,7 +297,7 @@ std::string ClaimSpecFileName(const std::string& uid) {
   return Concat(kDomain, "-", kClaimClass, "-", uid, kExtension);
 }
 
-std::string SpecFileName(Resource resource, const std::string& name) {
+std::string SpecFileName(binding::Resource resource, const std::string& name) {
   return Concat(kDomain, "-", ClassName(resource), "-", name, kExtension);
 }
 
@@ -302,8 +305,8 @@ bool IsSpecFileName(std::string_view file_name) {
   if (!file_name.ends_with(kExtension) || file_name.find('/') != std::string_view::npos) {
     return false;
   }
-  return file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kMemory), "-")) ||
-         file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kAttach), "-")) ||
+  return file_name.starts_with(Concat(kDomain, "-", ClassName(binding::Resource::kMemory), "-")) ||
+         file_name.starts_with(Concat(kDomain, "-", ClassName(binding::Resource::kAttach), "-")) ||
          file_name.starts_with(Concat(kDomain, "-", kClaimClass, "-"));
 }
 
@@ -312,22 +315,22 @@ Result<void> CheckEdits(const Edits& edits) {
   return {};
 }
 
-Result<std::string> SpecText(const Binding& binding, const Edits& edits) {
+Result<std::string> SpecText(const binding::Binding& binding, const Edits& edits) {
   if (const std::string wrong = WrongWith(binding); !wrong.empty()) return Refused(wrong);
   Json annotations = {{kVersionKey, std::to_string(VersionOf(binding))},
-                      {kIdsKey, CommaList(binding.ids)},
+                      {kIdsKey, binding::CommaList(binding.ids)},
                       {kGpuKey, binding.GpuList()},
                       {kNamespaceKey, binding.owner.pod.name_space},
                       {kPodKey, binding.owner.pod.name},
                       {kContainerKey, binding.owner.container}};
   for (const auto& [resource, member] : kAlso) {
     if (!(binding.*member).empty())
-      annotations[ResourceName(resource)] = CommaList(binding.*member);
+      annotations[binding::ResourceName(resource)] = binding::CommaList(binding.*member);
   }
   return Encode(CdiKind(binding.resource), annotations, {{binding.name(), edits}});
 }
 
-Result<std::string> ClaimSpecText(const Binding& binding, const ClaimEdits& edits) {
+Result<std::string> ClaimSpecText(const binding::Binding& binding, const ClaimEdits& edits) {
   if (!binding.IsClaim() || binding.mps != edits.mps.has_value()) {
     return Refused("the binding is not a claim's, or not of a claim with these roles");
   }
@@ -337,12 +340,12 @@ Result<std::string> ClaimSpecText(const Binding& binding, const ClaimEdits& edit
                       {kGpuKey, binding.GpuList()},
                       {kNamespaceKey, binding.owner.pod.name_space},
                       {kPodKey, binding.owner.pod.name}};
-  if (binding.others != Others::kNone) {
-    annotations[kOthersAnnotation] = binding.others == Others::kWrite ? "write" : "read";
+  if (binding.others != claims::Others::kNone) {
+    annotations[kOthersAnnotation] = binding.others == claims::Others::kWrite ? "write" : "read";
   }
-  NamedEdits devices = {{ClaimDevice(binding.name(), Part::kBroker), edits.broker},
-                        {ClaimDevice(binding.name(), Part::kApp), edits.app}};
-  if (edits.mps) devices.emplace_back(ClaimDevice(binding.name(), Part::kMps), *edits.mps);
+  NamedEdits devices = {{ClaimDevice(binding.name(), binding::Part::kBroker), edits.broker},
+                        {ClaimDevice(binding.name(), binding::Part::kApp), edits.app}};
+  if (edits.mps) devices.emplace_back(ClaimDevice(binding.name(), binding::Part::kMps), *edits.mps);
   return Encode(ClaimKind(), annotations, devices);
 }
 
@@ -353,13 +356,13 @@ Result<std::string> SharedSpecText(const Edits& edits) {
                 {{std::string(name.substr(equals + 1)), edits}});
 }
 
-Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
+Result<binding::Binding> ParseSpec(std::string_view file_name, std::string_view text) {
   if (!IsSpecFileName(file_name)) return Damaged(file_name, "not a spec file name of gpushm");
-  Binding binding;
+  binding::Binding binding;
   const bool claim = file_name.starts_with(Concat(kDomain, "-", kClaimClass, "-"));
-  const bool memory =
-      claim || file_name.starts_with(Concat(kDomain, "-", ClassName(Resource::kMemory), "-"));
-  binding.resource = memory ? Resource::kMemory : Resource::kAttach;
+  const bool memory = claim || file_name.starts_with(Concat(
+                                   kDomain, "-", ClassName(binding::Resource::kMemory), "-"));
+  binding.resource = memory ? binding::Resource::kMemory : binding::Resource::kAttach;
   if (text.size() > kMaxSpecBytes) {
     return Damaged(file_name, Concat(text.size(), " bytes exceed the limit of ", kMaxSpecBytes));
   }
@@ -377,7 +380,8 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
     constexpr std::string_view kBroker = "-broker";
     binding.ids = {name.substr(0, name.size() - std::min(name.size(), kBroker.size()))};
     std::vector<std::string> expected;
-    for (const Part part : {Part::kBroker, Part::kApp, Part::kMps}) {
+    for (const binding::Part part :
+         {binding::Part::kBroker, binding::Part::kApp, binding::Part::kMps}) {
       expected.push_back(ClaimDevice(binding.name(), part));
     }
     binding.mps = names->size() == expected.size();
@@ -413,9 +417,9 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
       return Damaged(file_name, Concat("invalid number of bytes: ", Quote(bytes)));
     }
     const std::string others = get(kOthersAnnotation);
-    if (others == "read") binding.others = Others::kRead;
-    if (others == "write") binding.others = Others::kWrite;
-    if (!others.empty() && binding.others == Others::kNone) {
+    if (others == "read") binding.others = claims::Others::kRead;
+    if (others == "write") binding.others = claims::Others::kWrite;
+    if (!others.empty() && binding.others == claims::Others::kNone) {
       return Damaged(file_name, Concat("invalid rights of other pods: ", Quote(others)));
     }
   } else {
@@ -427,12 +431,12 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
     binding.ids = *ids;
   }
   for (const auto& [resource, member] : kAlso) {
-    const std::string list = get(ResourceName(resource));
+    const std::string list = get(binding::ResourceName(resource));
     if (list.empty()) continue;
     const auto held = SplitIds(list);
     if (!held || !memory) {
-      return Damaged(file_name, Concat("invalid list of device IDs of ", ResourceName(resource),
-                                       ": ", Quote(list)));
+      return Damaged(file_name, Concat("invalid list of device IDs of ",
+                                       binding::ResourceName(resource), ": ", Quote(list)));
     }
     binding.*member = *held;
   }
@@ -458,4 +462,4 @@ Result<Binding> ParseSpec(std::string_view file_name, std::string_view text) {
   return binding;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

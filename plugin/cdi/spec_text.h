@@ -18,7 +18,7 @@
 #include "plugin/binding/book.h"
 #include "plugin/cdi/edits.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::cdi {
 
 // The version of the annotations below "gpushm.io/". A reader refuses others. Those of several GPUs
 // and of a claim with MPS are other ones, so that an older plugin leaves such a binding out and
@@ -40,12 +40,12 @@ struct ClaimEdits {
 inline constexpr size_t kMaxSpecBytes = size_t{256} << 10;
 
 // "gpushm.io/memory".
-std::string CdiKind(Resource resource);
+std::string CdiKind(binding::Resource resource);
 // "gpushm.io/memory=m0000": in Allocate's answer, together with kSharedCdiName.
-std::string CdiName(Resource resource, const std::string& name);
+std::string CdiName(binding::Resource resource, const std::string& name);
 
 // "gpushm.io/claim=<uid>-broker": in NodePrepareResources' answer, together with kSharedCdiName.
-std::string ClaimCdiName(const std::string& uid, Part part);
+std::string ClaimCdiName(const std::string& uid, binding::Part part);
 // "gpushm.io-claim-<uid>.json".
 std::string ClaimSpecFileName(const std::string& uid);
 
@@ -56,7 +56,7 @@ std::string ClaimSpecFileName(const std::string& uid);
 inline constexpr char kSharedCdiName[] = "gpushm.io/driver=files";
 inline constexpr char kSharedFileName[] = "gpushm.io-driver-files.json";
 // "gpushm.io-memory-m0000.json".
-std::string SpecFileName(Resource resource, const std::string& name);
+std::string SpecFileName(binding::Resource resource, const std::string& name);
 // Whether a file in the runtime's folder is the plugin's, judged by its name, which may still be
 // invalid.
 bool IsSpecFileName(std::string_view file_name);
@@ -66,13 +66,13 @@ bool IsSpecFileName(std::string_view file_name);
 Result<void> CheckEdits(const Edits& edits);
 
 // kInvalidArgument: the binding or the edits do not make a valid spec.
-Result<std::string> SpecText(const Binding& binding, const Edits& edits);
+Result<std::string> SpecText(const binding::Binding& binding, const Edits& edits);
 Result<std::string> SharedSpecText(const Edits& edits);
-Result<std::string> ClaimSpecText(const Binding& binding, const ClaimEdits& edits);
+Result<std::string> ClaimSpecText(const binding::Binding& binding, const ClaimEdits& edits);
 
 // Reads what another process may have written. kCorrupt: the error names the broken rule.
 // kIncompatible: a plugin with another kBindingVersion wrote it. The edits are not read, because
 // they are derived.
-Result<Binding> ParseSpec(std::string_view file_name, std::string_view text);
+Result<binding::Binding> ParseSpec(std::string_view file_name, std::string_view text);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::cdi

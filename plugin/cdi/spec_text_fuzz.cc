@@ -8,7 +8,7 @@
 
 // The input is the file's name, a line feed, and the file's text.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace gpushm::plugin;
+  using namespace gpushm::plugin::cdi;
   const std::string input(reinterpret_cast<const char*>(data), size);
   const size_t end = input.find('\n');
   if (end == std::string::npos) return 0;

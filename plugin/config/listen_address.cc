@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::config {
 
 std::optional<ListenAddress> ParseListenAddress(std::string_view text) {
   const size_t colon = text.rfind(':');
@@ -29,4 +29,4 @@ bool IsLoopback(const ListenAddress& address) {
   return address.host.starts_with("127.") || address.host == "::1";
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::config

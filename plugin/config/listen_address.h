@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::config {
 
 struct ListenAddress {
   std::string_view host;  // Part of the parsed text, without brackets; empty: all.
@@ -20,4 +20,4 @@ std::optional<ListenAddress> ParseListenAddress(std::string_view text);
 // Whether only this machine (this network namespace) can reach it.
 bool IsLoopback(const ListenAddress& address);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::config

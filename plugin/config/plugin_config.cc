@@ -14,7 +14,7 @@
 #include "platform/yaml/keyed_reader.h"
 #include "plugin/config/listen_address.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::config {
 namespace {
 
 using yaml::Find;
@@ -110,11 +110,11 @@ void FileReader::Field(const YamlNode& key, const YamlNode& value) {
   if (name == "probes") return AddressAlone(value, name, config_.monitoring.probes_address);
   if (name == "log") return file_.Log(value, config_.log);
   if (name == "kubelet") return file_.Choice(value, name, kKubelets, config_.kubelet);
-  Rules& rules = config_.rules;
+  inventory::Rules& rules = config_.rules;
   if (name == "reserve") {
     rules.reserve_bytes = file_.Bytes(value, name).value_or(rules.reserve_bytes);
   } else if (name == "attach-tokens") {
-    rules.tokens = file_.Number(value, name, 1, kMaxIds).value_or(rules.tokens);
+    rules.tokens = file_.Number(value, name, 1, inventory::kMaxIds).value_or(rules.tokens);
   } else if (name == "coexist") {
     config_.coexist = file_.Bool(value, name).value_or(false);
   } else if (!Paths(name, value)) {
@@ -336,7 +336,7 @@ void FileReader::AddressAlone(const YamlNode& value, std::string_view field, std
 void FileReader::Health(const YamlNode& value) {
   const std::vector<yaml::YamlEntry>* const entries = file_.Map(value, "health");
   if (entries == nullptr) return;
-  HealthRules& rules = config_.health;
+  inventory::HealthRules& rules = config_.health;
   for (const auto& [key, inner] : *entries) {
     const std::string field = Concat("health.", key.text);
     if (key.text == "ignore-xids") {
@@ -394,7 +394,7 @@ void FileReader::CheckDra(const YamlNode& root) {
     file_.Fail(at, "allocation", "dra needs a kubelet, but the file says kubelet: none",
                "kubelet: auto");
   }
-  if (config_.tenancy != Tenancy::kShared) {
+  if (config_.tenancy != binding::Tenancy::kShared) {
     file_.Fail(at, "allocation",
                "with dra the scheduler chooses the GPU, and it does not know "
                "binding.tenancy: namespace; pods would wait on a GPU that they never get",
@@ -464,4 +464,4 @@ Result<PluginConfig> ReadPluginConfig(const std::string& path) {
   return ParsePluginConfig(text, path);
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::config

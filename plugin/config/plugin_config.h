@@ -21,7 +21,7 @@
 #include "plugin/inventory/health_tracker.h"
 #include "plugin/inventory/inventory.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::config {
 
 // How pods get memory: which front end the plugin has. Never both on a node, because neither the
 // scheduler nor the kubelet would know what the other one has given away.
@@ -57,8 +57,8 @@ struct MonitoringConfig {
 };
 
 struct PluginConfig {
-  Rules rules;  // gpus, unit, reserve, attach-tokens
-  Tenancy tenancy = Tenancy::kShared;
+  inventory::Rules rules;  // gpus, unit, reserve, attach-tokens
+  binding::Tenancy tenancy = binding::Tenancy::kShared;
   std::string driver_root;  // Empty: search for it.
   std::string host_root;    // Where this process sees the node's root. Empty: not in a container.
   bool coexist = false;     // Containers may also request nvidia.com/gpu.
@@ -76,7 +76,7 @@ struct PluginConfig {
   std::string state_folder{"/var/lib/gpushm"};
   std::string features_folder;  // Of Node Feature Discovery. Empty: nothing is written.
   std::vector<NodeAllocation> allocations;
-  HealthRules health;
+  inventory::HealthRules health;
   MonitoringConfig monitoring;
   LogConfig log;
 
@@ -96,4 +96,4 @@ Result<PluginConfig> ReadPluginConfig(const std::string& path);
 // The keys of the file; those inside maps as "log.level".
 std::span<const yaml::KeyInfo> PluginKeys();
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::config

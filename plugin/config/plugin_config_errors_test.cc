@@ -8,7 +8,7 @@
 
 #include "plugin/config/plugin_config.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::config {
 namespace {
 
 using yaml::ConfigError;
@@ -218,4 +218,4 @@ TEST(PluginConfigErrors, AMultitudeIsCut) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::config

@@ -7,7 +7,7 @@
 #include "platform/base/name.h"
 #include "plugin/config/plugin_config.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::config {
 namespace {
 
 void Require(bool condition) {
@@ -16,7 +16,7 @@ void Require(bool condition) {
 
 void Check(const PluginConfig& config) {
   Require(config.rules.unit_bytes > 0 && config.rules.unit_bytes % (2u << 20) == 0);
-  Require(config.rules.tokens >= 1 && config.rules.tokens <= kMaxIds);
+  Require(config.rules.tokens >= 1 && config.rules.tokens <= inventory::kMaxIds);
   const std::set<std::string> gpus(config.rules.select.begin(), config.rules.select.end());
   Require(gpus.size() == config.rules.select.size() && !gpus.contains(""));
   for (const std::string* folder : {&config.kubelet_folder, &config.pod_resources_socket,
@@ -38,10 +38,10 @@ void Check(const PluginConfig& config) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::config
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace gpushm::plugin;
+  using namespace gpushm::plugin::config;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const auto config = ParsePluginConfigOrErrors(text, "plugin.yaml");
   if (config) {

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::config {
 namespace {
 
 using ::testing::ElementsAre;
@@ -97,7 +97,7 @@ TEST(PluginConfig, EveryKeyIsRead) {
   EXPECT_EQ(config->allocations[0].memory_bytes, uint64_t{8} << 30);
   EXPECT_EQ(config->allocations[0].gpu->index, 1u);
   EXPECT_FALSE(config->allocations[1].gpu);
-  EXPECT_EQ(config->health, (HealthRules{{74}, {63, 13}, 100, 1, 1000}));
+  EXPECT_EQ(config->health, (inventory::HealthRules{{74}, {63, 13}, 100, 1, 1000}));
   EXPECT_EQ(config->log, (LogConfig{LogLevel::kError, LogFormat::kJson}));
 }
 
@@ -132,4 +132,4 @@ TEST(PluginConfig, ReadsAFile) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::config

@@ -1,7 +1,7 @@
 // The table of keys; the reference document is made from it.
 #include "plugin/config/plugin_config.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::config {
 namespace {
 
 using yaml::kExperimental;
@@ -128,4 +128,4 @@ constexpr KeyInfo kKeys[] = {
 
 std::span<const KeyInfo> PluginKeys() { return kKeys; }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::config

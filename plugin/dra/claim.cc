@@ -19,8 +19,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::array<std::pair<std::string_view, Part>, 2> kNumbered = {
-    {{claims::kBroker, Part::kBroker}, {claims::kApp, Part::kApp}}};
+constexpr std::array<std::pair<std::string_view, binding::Part>, 2> kNumbered = {
+    {{claims::kBroker, binding::Part::kBroker}, {claims::kApp, binding::Part::kApp}}};
 
 std::string Text(const Json& json) {
   return json.is_string() ? json.get<std::string>() : std::string();
@@ -36,7 +36,7 @@ bool ReadRequest(std::string_view request, ClaimDevice* device) {
   request = request.substr(0, request.find('/'));
   device->request = std::string(request);
   if (request == claims::kMps) {
-    device->part = Part::kMps;
+    device->part = binding::Part::kMps;
     return true;
   }
   for (const auto& [name, part] : kNumbered) {
@@ -95,16 +95,16 @@ Result<ClaimDevice> ReadResult(const Json& result, const ClaimRef& ref, std::str
 }
 
 // What the claim says about other pods.
-Result<Others> OthersOf(const Json& json, const ClaimRef& ref) {
+Result<claims::Others> OthersOf(const Json& json, const ClaimRef& ref) {
   const Json& owners = At(json, {"metadata", "ownerReferences"});
   if (owners.is_array() && std::ranges::any_of(owners, [](const Json& owner) {
         return Text(At(owner, {"kind"})) == "Pod";
       })) {
-    return Others::kNone;
+    return claims::Others::kNone;
   }
   const Json& said = At(json, {"metadata", "annotations", claims::kOthersKey});
-  if (said.is_null() || said == "read") return Others::kRead;
-  if (said == "write") return Others::kWrite;
+  if (said.is_null() || said == "read") return claims::Others::kRead;
+  if (said == "write") return claims::Others::kWrite;
   return Invalid(ref,
                  Concat("its annotation ", claims::kOthersKey, " is ", Quote(said.dump()),
                         ", which is neither read nor write"),
@@ -134,7 +134,7 @@ Result<AllocatedClaim> ParseClaim(std::string_view text, const ClaimRef& ref,
                 Concat("ResourceClaim ", ref.ToString(), " is reserved for no pod"),
                 "the kubelet tries again by itself");
   }
-  const Result<Others> others = OthersOf(json, ref);
+  const Result<claims::Others> others = OthersOf(json, ref);
   if (!others) return std::unexpected(others.error());
   claim.others = *others;
   const Json& results = At(json, {"status", "allocation", "devices", "results"});
@@ -153,7 +153,7 @@ Result<AllocatedClaim> ParseClaim(std::string_view text, const ClaimRef& ref,
     if (!device) return std::unexpected(device.error());
     const Result<uint64_t> bytes = MemoryOf(result, ref, *device);
     if (!bytes) return std::unexpected(bytes.error());
-    const bool broker = device->part == Part::kBroker;
+    const bool broker = device->part == binding::Part::kBroker;
     if (!broker && *bytes != 0) {
       return Invalid(ref,
                      Concat("request ", Quote(device->request), " asks for ", *bytes,
@@ -164,7 +164,7 @@ Result<AllocatedClaim> ParseClaim(std::string_view text, const ClaimRef& ref,
       return Invalid(ref, Concat("request ", Quote(device->request), " has two devices"),
                      "for several GPUs, write requests broker-0 and broker-1 with count 1 each");
     }
-    claim.mps |= device->part == Part::kMps;
+    claim.mps |= device->part == binding::Part::kMps;
     claim.devices.push_back(std::move(*device));
   }
   for (const auto& [number, part] : brokers) {
@@ -193,8 +193,9 @@ Result<AllocatedClaim> ParseClaim(std::string_view text, const ClaimRef& ref,
                    "has dropped it, because the feature gate DRAConsumableCapacity is off");
   }
   for (const ClaimDevice& device : claim.devices) {
-    const bool own = device.part == Part::kBroker || (device.number < claim.gpus.size() &&
-                                                      claim.gpus[device.number] == device.device);
+    const bool own =
+        device.part == binding::Part::kBroker ||
+        (device.number < claim.gpus.size() && claim.gpus[device.number] == device.device);
     if (own) continue;
     return Invalid(ref,
                    Concat("request ", Quote(device.request), " has device ", device.device,

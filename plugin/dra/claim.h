@@ -27,7 +27,7 @@ struct ClaimRef {
 // Requests are named "broker" and "app", or "broker-0", "app-0", "broker-1" ... for several GPUs.
 struct ClaimDevice {
   std::string request;  // Without the name of an alternative, which follows a slash.
-  Part part = Part::kApp;
+  binding::Part part = binding::Part::kApp;
   unsigned number = 0;  // Of the GPU, for the pod.
   std::string pool;
   std::string device;
@@ -40,8 +40,8 @@ struct AllocatedClaim {
   std::vector<ClaimDevice> devices;  // All of this driver, in the claim's order.
   std::vector<std::string> gpus;     // Device names of the brokers' requests, by their numbers.
   uint64_t bytes = 0;                // Of memory, on each of them.
-  Others others = Others::kNone;     // kNone: Kubernetes made the claim for one pod.
-  bool mps = false;                  // Has a request for the pod with the MPS daemon.
+  claims::Others others = claims::Others::kNone;  // kNone: Kubernetes made the claim for one pod.
+  bool mps = false;                               // Has a request for the pod with the MPS daemon.
 };
 
 // 10,000 pods that a claim is reserved for take 2 MB, and Kubernetes allows 256.

@@ -39,15 +39,15 @@ std::string ErrorOf(const Json& json) {
 // A claim that Kubernetes made for a pod is that pod's alone.
 TEST(ClaimTest, WhoElseMayUseIt) {
   Json json = Claim({ResultOf("broker", "gpu-a", "10Gi"), ResultOf("app", "gpu-a", "0")});
-  EXPECT_EQ(Parse(json)->others, Others::kRead);
+  EXPECT_EQ(Parse(json)->others, claims::Others::kRead);
   json["metadata"]["annotations"] = {{"gpushm.io/others", "write"}};
-  EXPECT_EQ(Parse(json)->others, Others::kWrite);
+  EXPECT_EQ(Parse(json)->others, claims::Others::kWrite);
   for (const Json& odd : {Json("all"), Json(true), Json("")}) {
     json["metadata"]["annotations"]["gpushm.io/others"] = odd;
     EXPECT_THAT(ErrorOf(json), HasSubstr("neither read nor write"));
   }
   json["metadata"]["ownerReferences"] = {{{"kind", "Pod"}, {"name", "pod"}}};
-  EXPECT_EQ(Parse(json)->others, Others::kNone);
+  EXPECT_EQ(Parse(json)->others, claims::Others::kNone);
 }
 
 TEST(ClaimTest, OnePodMayRunAnMpsDaemon) {

@@ -20,11 +20,12 @@ Json String(const std::string& text) { return {{"string", text.substr(0, kMaxStr
 
 // The name of the group of GPUs that all have NVLink between each other; empty if the GPU has no
 // NVLink, or if some GPUs that it reaches do not reach each other.
-std::string NvlinkDomain(const Device& device, const std::vector<Device>& all) {
+std::string NvlinkDomain(const inventory::Device& device,
+                         const std::vector<inventory::Device>& all) {
   if (device.nvlink.empty()) return {};
   std::set<std::string> group = device.nvlink;
   group.insert(device.uuid);
-  for (const Device& other : all) {
+  for (const inventory::Device& other : all) {
     if (!group.contains(other.uuid)) continue;
     std::set<std::string> reached = other.nvlink;
     reached.insert(other.uuid);
@@ -37,7 +38,7 @@ Json Taint(const char* key, const std::string& value) {
   return {{"key", key}, {"value", value}, {"effect", "NoSchedule"}};
 }
 
-Json Attributes(const Offer& offer, const Device& device) {
+Json Attributes(const Offer& offer, const inventory::Device& device) {
   Json attributes = {{"uuid", String(device.uuid)}, {"model", String(device.name)}};
   if (!device.parent_uuid.empty()) attributes["parentUuid"] = String(device.parent_uuid);
   if (!device.profile().empty()) {
@@ -93,8 +94,8 @@ PciPlace ReadPciPlace(const std::string& address, const std::string& sys_folder)
 Json DevicesOf(const Offer& offer) {
   Json devices = Json::array();
   for (size_t i = 0; i < std::min(offer.devices.size(), offer.gpus.size()); ++i) {
-    const Device& device = offer.devices[i];
-    const Gpu& gpu = offer.gpus[i];
+    const inventory::Device& device = offer.devices[i];
+    const binding::Gpu& gpu = offer.gpus[i];
     if (!gpu.taken_by.empty() || gpu.bytes == 0) continue;
     Json one = {
         {"name", DeviceName(device.uuid)},

@@ -31,8 +31,9 @@ PciPlace ReadPciPlace(const std::string& address, const std::string& sys_folder 
 
 // What the scheduler may know about the node at one moment.
 struct Offer {
-  std::vector<Device> devices;
-  std::vector<Gpu> gpus;  // The same ones, in that order, with health and who else hands them out.
+  std::vector<inventory::Device> devices;
+  std::vector<binding::Gpu>
+      gpus;  // The same ones, in that order, with health and who else hands them out.
   std::map<std::string, PciPlace> places;           // By PCI address.
   std::map<std::string, std::string> reasons = {};  // Why GPUs are unhealthy, by UUID.
 };

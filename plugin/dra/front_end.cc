@@ -148,7 +148,7 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
     health_->Set(offer);
     const std::lock_guard lock(mutex_);
     // Also of a GPU that is gone: a claim that still has it is told so by the book.
-    for (const Device& device : offer.devices) {
+    for (const inventory::Device& device : offer.devices) {
       order_[DeviceName(device.uuid)] = {device.index, device.uuid};
     }
     devices_ = DevicesOf(offer);
@@ -314,13 +314,13 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
     }
   }
 
-  Result<ClaimedGpus> ToGpus(const AllocatedClaim& claim) const {
-    ClaimedGpus gpus{.uid = claim.ref.uid,
-                     .pod = {claim.ref.name_space, claim.pod},
-                     .gpus = {},
-                     .bytes = claim.bytes,
-                     .others = claim.others,
-                     .mps = claim.mps};
+  Result<binding::ClaimedGpus> ToGpus(const AllocatedClaim& claim) const {
+    binding::ClaimedGpus gpus{.uid = claim.ref.uid,
+                              .pod = {claim.ref.name_space, claim.pod},
+                              .gpus = {},
+                              .bytes = claim.bytes,
+                              .others = claim.others,
+                              .mps = claim.mps};
     std::vector<std::pair<uint32_t, std::string>> chosen;
     const std::lock_guard lock(mutex_);
     for (const std::string& device : claim.gpus) {
@@ -353,7 +353,7 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
       changed_.wait_for(lock, std::chrono::nanoseconds(deadline.RemainingNs()),
                         [this] { return stopping_ || !devices_.is_null(); });
     }
-    const Result<ClaimedGpus> gpus = ToGpus(*claim);
+    const Result<binding::ClaimedGpus> gpus = ToGpus(*claim);
     if (!gpus) return std::unexpected(gpus.error());
     if (auto done = handler_->PrepareClaim(*gpus, deadline, given_up); !done) return done;
     for (const ClaimDevice& device : claim->devices) {
@@ -361,8 +361,8 @@ class FrontEnd::Running final : public api::DRAPlugin::Service {
       to->add_request_names(device.request);
       to->set_pool_name(device.pool);
       to->set_device_name(device.device);
-      to->add_cdi_device_ids(kSharedCdiName);
-      to->add_cdi_device_ids(ClaimCdiName(ref.uid, device.part));
+      to->add_cdi_device_ids(cdi::kSharedCdiName);
+      to->add_cdi_device_ids(cdi::ClaimCdiName(ref.uid, device.part));
       if (!device.share_id.empty()) to->set_share_id(device.share_id);
     }
     return {};

@@ -31,7 +31,7 @@ constexpr int64_t kLongMs = 20'000;
 
 class FakeHandler : public Handler {
  public:
-  Result<void> PrepareClaim(const ClaimedGpus& claim, const Deadline&,
+  Result<void> PrepareClaim(const binding::ClaimedGpus& claim, const Deadline&,
                             const std::function<bool()>& given_up) override {
     std::unique_lock lock(mutex);
     ++prepares;
@@ -56,7 +56,7 @@ class FakeHandler : public Handler {
 
   std::mutex mutex;
   std::condition_variable changed;
-  ClaimedGpus last;
+  binding::ClaimedGpus last;
   int prepares = 0;
   int abandoned = 0;
   bool hold = false;
@@ -337,7 +337,7 @@ TEST_F(FrontEndTest, AStreamThatNobodyReadsDoesNoHarm) {
     offer.devices.push_back({.uuid = offer.gpus.back().uuid, .name = "Simulated GPU"});
   }
   for (size_t change = 0; change <= kChanges; ++change) {
-    for (const Gpu& gpu : offer.gpus) {
+    for (const binding::Gpu& gpu : offer.gpus) {
       offer.reasons[gpu.uuid] = Concat(std::string(900, 'x'), " change ", change, ".");
     }
     front_end_->SetOffer(offer);

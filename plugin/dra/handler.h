@@ -18,7 +18,7 @@ class Handler {
   // Makes everything that the claim's containers need to start, and returns when it is there.
   // Repeatable: a known claim gets the same again. Waits until the deadline for what passes by
   // itself, such as a former pod that still ends. Has no effect once `given_up` is true.
-  virtual Result<void> PrepareClaim(const ClaimedGpus& claim, const Deadline& deadline,
+  virtual Result<void> PrepareClaim(const binding::ClaimedGpus& claim, const Deadline& deadline,
                                     const std::function<bool()>& given_up) = 0;
 
   // Undoes it. Waits until the deadline for the end of the claim's broker. Success for a claim that

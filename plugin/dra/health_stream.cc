@@ -37,7 +37,7 @@ std::string ToMessage(std::string_view text) {
 
 std::vector<DeviceState> StatesOf(const Offer& offer) {
   std::vector<DeviceState> states;
-  for (const Gpu& gpu : offer.gpus) {
+  for (const binding::Gpu& gpu : offer.gpus) {
     DeviceState state{.name = DeviceName(gpu.uuid), .problem = {}};
     if (!gpu.healthy) {
       const auto reason = offer.reasons.find(gpu.uuid);

@@ -6,7 +6,7 @@
 
 #include "platform/base/clock.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 // Supported by drivers since R565; headers of CUDA 12.6 and older lack both.
@@ -325,4 +325,4 @@ void HealthMonitor::TakeEvent(const nvmlEventData_t& event) {
   Report(changes);
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

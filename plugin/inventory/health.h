@@ -27,7 +27,7 @@
 
 #include "plugin/inventory/health_tracker.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 
 class HealthMonitor {
  public:
@@ -94,4 +94,4 @@ class HealthMonitor {
   std::thread thread_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

@@ -13,7 +13,7 @@
 #include "platform/base/clock.h"
 #include "platform/driver/cuda_api.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 const NvmlApi& Nvml() {
@@ -243,4 +243,4 @@ TEST_F(HealthTest, WaitingCostsNothing) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

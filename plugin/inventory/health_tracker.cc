@@ -4,7 +4,7 @@
 
 #include "plugin/inventory/xids.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 // The key of ECC errors among the XIDs: XID 0 does not exist.
@@ -222,4 +222,4 @@ bool HealthTracker::AnyInDoubt() const {
       states_, [](const State& state) { return state.failed > 0 && state.lost.empty(); });
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

@@ -20,7 +20,7 @@
 
 #include "plugin/inventory/inventory.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 
 struct HealthRules {
   std::vector<uint32_t> ignore_xids;  // Override the table of xids.h ...
@@ -146,4 +146,4 @@ class HealthTracker {
 // Actions that concern only traffic between GPUs do not count.
 bool NeedsReset(uint32_t recovery_action);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

@@ -10,7 +10,7 @@
 #include "platform/base/testing.h"
 #include "plugin/inventory/xids.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 using ::testing::HasSubstr;
@@ -297,4 +297,4 @@ TEST(Xids, TheTableIsOrderedAndKnowsTheImportantOnes) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

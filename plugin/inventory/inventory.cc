@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <optional>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
@@ -144,8 +144,8 @@ uint64_t AllUnits(const std::vector<Device>& devices, uint64_t reserve_bytes, ui
   return units;
 }
 
-DeviceIds Numbered(char kind, uint64_t count) {
-  DeviceIds ids;
+binding::DeviceIds Numbered(char kind, uint64_t count) {
+  binding::DeviceIds ids;
   for (uint64_t i = 0; i < count; ++i) {
     std::array<char, 16> id{};
     std::snprintf(id.data(), id.size(), "%c%04u", kind, static_cast<unsigned>(i));
@@ -290,15 +290,15 @@ Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules&
     return std::ranges::any_of(
         *chosen, [&](const Device& other) { return device.nvlink.contains(other.uuid); });
   });
-  advertisement.ids[Resource::kMemory] = Numbered('m', units);
-  advertisement.ids[Resource::kAttach] = Numbered('a', tokens);
-  advertisement.ids[Resource::kExclusive] = Numbered('x', chosen->size());
-  if (several) advertisement.ids[Resource::kGpus] = Numbered('g', tokens);
-  if (linked) advertisement.ids[Resource::kNvlink] = Numbered('n', tokens);
+  advertisement.ids[binding::Resource::kMemory] = Numbered('m', units);
+  advertisement.ids[binding::Resource::kAttach] = Numbered('a', tokens);
+  advertisement.ids[binding::Resource::kExclusive] = Numbered('x', chosen->size());
+  if (several) advertisement.ids[binding::Resource::kGpus] = Numbered('g', tokens);
+  if (linked) advertisement.ids[binding::Resource::kNvlink] = Numbered('n', tokens);
   advertisement.devices = std::move(*chosen);
   advertisement.on_node = devices;
   advertisement.missing = std::move(selection->missing);
   return advertisement;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

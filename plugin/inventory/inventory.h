@@ -13,7 +13,7 @@
 #include "platform/driver/nvml_api.h"
 #include "plugin/binding/book.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 
 inline constexpr uint32_t kNoInstance = ~uint32_t{0};  // As in nvmlEventData_t.
 
@@ -64,12 +64,12 @@ struct Advertisement {
   std::vector<Device> devices;       // Selected ones.
   std::vector<Device> on_node;       // All devices of the node.
   std::vector<std::string> missing;  // Named in Rules::select, but not on this node.
-  std::vector<Gpu> gpus;             // The same for the book, in that order; all healthy.
+  std::vector<binding::Gpu> gpus;    // The same for the book, in that order; all healthy.
   // A letter and four digits: "m0000", "a0000", "x0000", "g0000", "n0000". Without place or
   // topology, and the same at each start. Of kExclusive one for each device. Of kGpus and kNvlink
   // as many as of kAttach, or none if pods cannot have several GPUs here, so that the scheduler
   // does not send them.
-  PerResource<DeviceIds> ids;
+  binding::PerResource<binding::DeviceIds> ids;
 };
 
 // kInvalidArgument: a rule is invalid. kNotFound: the node has no GPU. kExhausted: more than
@@ -77,4 +77,4 @@ struct Advertisement {
 // the others: it was replaced, or has fallen off the bus.
 Result<Advertisement> Advertise(const std::vector<Device>& devices, const Rules& rules);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

@@ -11,7 +11,7 @@
 #include "platform/driver/cuda_api.h"
 #include "plugin/inventory/report.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 using ::testing::ElementsAre;
@@ -39,17 +39,17 @@ TEST(Inventory, OneIdForEachUnitOfWhatIsNotReserved) {
   const auto all = Advertise(Node(8, 143'771 * kMiB), Rules{});  // Eight H200 GPUs.
   ASSERT_TRUE(all) << all.error().ToString();
   EXPECT_EQ(all->gpus[0].units, 139u);
-  EXPECT_THAT(all->ids[Resource::kMemory], SizeIs(8 * 139));
-  EXPECT_THAT(all->ids[Resource::kAttach], SizeIs(8 * 64));
-  EXPECT_EQ(*all->ids[Resource::kMemory].begin(), "m0000");
-  EXPECT_EQ(*all->ids[Resource::kMemory].rbegin(), "m1111");
+  EXPECT_THAT(all->ids[binding::Resource::kMemory], SizeIs(8 * 139));
+  EXPECT_THAT(all->ids[binding::Resource::kAttach], SizeIs(8 * 64));
+  EXPECT_EQ(*all->ids[binding::Resource::kMemory].begin(), "m0000");
+  EXPECT_EQ(*all->ids[binding::Resource::kMemory].rbegin(), "m1111");
 }
 
 TEST(Inventory, IdsAreTheSameAtEachStart) {
   const auto first = Advertise(Node(4, 80 * kGiB), Rules{});
   const auto second = Advertise(Node(4, 80 * kGiB), Rules{});
-  EXPECT_EQ(first->ids[Resource::kMemory], second->ids[Resource::kMemory]);
-  EXPECT_EQ(first->ids[Resource::kAttach], second->ids[Resource::kAttach]);
+  EXPECT_EQ(first->ids[binding::Resource::kMemory], second->ids[binding::Resource::kMemory]);
+  EXPECT_EQ(first->ids[binding::Resource::kAttach], second->ids[binding::Resource::kAttach]);
 }
 
 TEST(Inventory, TooManyIdsAreRefusedWithTheUnitThatFits) {
@@ -83,8 +83,8 @@ TEST(Inventory, SelectsByUuidAndIndex) {
   rules.select = {"GPU-9"};
   const auto none = Advertise(Node(4, 80 * kGiB), rules);
   ASSERT_TRUE(none);
-  EXPECT_TRUE(none->gpus.empty() && none->ids[Resource::kMemory].empty() &&
-              none->ids[Resource::kAttach].empty());
+  EXPECT_TRUE(none->gpus.empty() && none->ids[binding::Resource::kMemory].empty() &&
+              none->ids[binding::Resource::kAttach].empty());
 }
 
 TEST(Inventory, SelectsByMigProfile) {
@@ -126,7 +126,7 @@ TEST(Inventory, AGpuBelowReserveAndUnitHasNone) {
   const auto small = Advertise(Node(1, kGiB), Rules{});
   ASSERT_TRUE(small);
   EXPECT_EQ(small->gpus[0].units, 0u);
-  EXPECT_TRUE(small->ids[Resource::kMemory].empty());
+  EXPECT_TRUE(small->ids[binding::Resource::kMemory].empty());
 }
 
 TEST(Inventory, PrintsWhatItWouldAdvertise) {
@@ -182,7 +182,8 @@ TEST(Inventory, ReadsTheNode) {
   Rules rules;
   rules.select = {"1"};
   EXPECT_THAT(Advertise(*devices, rules)->devices, SizeIs(2)) << "all instances of GPU 1";
-  EXPECT_THAT(Advertise(*devices, Rules{})->ids[Resource::kGpus], IsEmpty()) << "one whole GPU";
+  EXPECT_THAT(Advertise(*devices, Rules{})->ids[binding::Resource::kGpus], IsEmpty())
+      << "one whole GPU";
 }
 
 TEST(Inventory, KnowsWhichGpusHaveNvlinkBetweenThem) {
@@ -204,13 +205,13 @@ TEST(Inventory, KnowsWhichGpusHaveNvlinkBetweenThem) {
   EXPECT_THAT((*devices)[1].nvlink, ElementsAre((*devices)[0].uuid));
   EXPECT_THAT((*devices)[2].nvlink, IsEmpty());
   const auto all = Advertise(*devices, Rules{});
-  EXPECT_THAT(all->ids[Resource::kGpus], SizeIs(192));
-  EXPECT_THAT(all->ids[Resource::kNvlink], SizeIs(192));
+  EXPECT_THAT(all->ids[binding::Resource::kGpus], SizeIs(192));
+  EXPECT_THAT(all->ids[binding::Resource::kNvlink], SizeIs(192));
   EXPECT_EQ(all->gpus[0].nvlink, (*devices)[0].nvlink);
   Rules rules;
   rules.select = {"0", "2"};
-  EXPECT_THAT(Advertise(*devices, rules)->ids[Resource::kNvlink], IsEmpty());
+  EXPECT_THAT(Advertise(*devices, rules)->ids[binding::Resource::kNvlink], IsEmpty());
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

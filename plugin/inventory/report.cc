@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 std::string MiB(uint64_t bytes) { return Concat(bytes >> 20, "Mi"); }
@@ -36,18 +36,20 @@ std::string Table(const Advertisement& advertisement, const Rules& rules) {
   for (const std::string& missing : advertisement.missing) {
     out << "not on this node: " << missing << "\n";
   }
-  const auto resource = [&](Resource of, const std::string& meaning) {
-    out << ResourceName(of) << ": " << advertisement.ids[of].size() << " (" << meaning << ")\n";
+  const auto resource = [&](binding::Resource of, const std::string& meaning) {
+    out << binding::ResourceName(of) << ": " << advertisement.ids[of].size() << " (" << meaning
+        << ")\n";
   };
   const std::string tokens = std::to_string(rules.tokens);
   out << "\n";
-  resource(Resource::kMemory, Concat("units of ", MiB(rules.unit_bytes), ", ",
-                                     MiB(rules.reserve_bytes), " of each device reserved"));
-  resource(Resource::kAttach, Concat(tokens, " for each device"));
-  resource(Resource::kExclusive, "one for each device");
-  resource(Resource::kGpus,
+  resource(binding::Resource::kMemory,
+           Concat("units of ", MiB(rules.unit_bytes), ", ", MiB(rules.reserve_bytes),
+                  " of each device reserved"));
+  resource(binding::Resource::kAttach, Concat(tokens, " for each device"));
+  resource(binding::Resource::kExclusive, "one for each device");
+  resource(binding::Resource::kGpus,
            Concat(tokens, " for each device; none if there are not two that are whole GPUs"));
-  resource(Resource::kNvlink,
+  resource(binding::Resource::kNvlink,
            Concat(tokens, " for each device; none if no two have NVLink between them"));
   return std::move(out).str();
 }
@@ -66,8 +68,8 @@ std::string Json(const Advertisement& advertisement, const Rules& rules) {
                        {"units", advertisement.gpus[i].units}});
   }
   nlohmann::ordered_json resources;
-  for (const Resource resource : kResources) {
-    resources[ResourceName(resource)] = advertisement.ids[resource].size();
+  for (const binding::Resource resource : binding::kResources) {
+    resources[binding::ResourceName(resource)] = advertisement.ids[resource].size();
   }
   const nlohmann::ordered_json all = {{"devices", devices},
                                       {"missing", advertisement.missing},
@@ -78,4 +80,4 @@ std::string Json(const Advertisement& advertisement, const Rules& rules) {
   return all.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

@@ -5,7 +5,7 @@
 
 #include "plugin/inventory/inventory.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 
 // A table, with a line for each device and one for each resource.
 std::string Table(const Advertisement& advertisement, const Rules& rules);
@@ -18,4 +18,4 @@ std::string Table(const Advertisement& advertisement, const Rules& rules);
 // parent_uuid is "" unless the device is a MIG instance; ids are numbers of IDs.
 std::string Json(const Advertisement& advertisement, const Rules& rules);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

@@ -14,7 +14,7 @@
 #include "platform/base/status.h"
 #include "platform/daemon/log.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 // NFD reads no file in a folder, nor one whose name begins with a dot.
@@ -117,4 +117,4 @@ Result<void> RoomFile::State::Write(const std::vector<uint32_t>& largest_free) c
   return done ? files.Rename(own + "/gpushm", path()) : done;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

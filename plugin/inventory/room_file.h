@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 
 // The file's text. `largest_free`: of Book::LargestFree.
 std::string RoomText(const std::vector<uint32_t>& largest_free, int64_t expires_unix_s);
@@ -51,4 +51,4 @@ class RoomFile {
   const std::shared_ptr<State> state_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

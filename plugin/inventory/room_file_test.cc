@@ -17,7 +17,7 @@
 #include "platform/base/testing.h"
 #include "platform/base/unique_fd.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 using gpushm::testing::TempFolder;
@@ -160,4 +160,4 @@ TEST(RoomFile, AFolderThatComesLaterIsUsed) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

@@ -14,7 +14,7 @@
 #include "platform/daemon/log.h"
 #include "plugin/kubelet/unix_socket.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 constexpr std::string_view kNvidia = "nvidia.com/";
@@ -114,7 +114,8 @@ Found FindId(std::string_view id, bool nvidia, const std::vector<Device>& device
 
 }  // namespace
 
-Takers FindTaken(const std::vector<Device>& devices, const std::map<std::string, DeviceIds>& offers,
+Takers FindTaken(const std::vector<Device>& devices,
+                 const std::map<std::string, binding::DeviceIds>& offers,
                  const std::vector<std::string>& not_gpus) {
   Takers taken;
   for (const auto& [resource, ids] : offers) {
@@ -199,4 +200,4 @@ void TakenGpus::Write() const {
   if (!written) LogWarning("taken-not-written", {{"reason", written.error().ToString()}});
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

@@ -19,7 +19,7 @@
 #include "plugin/binding/snapshot.h"
 #include "plugin/inventory/inventory.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 
 // Who hands out a GPU.
 struct Taker {
@@ -40,7 +40,8 @@ inline constexpr char kAnyGpu[] = "*";
 //   nvidia0, nvidia0/gi1, nvidia0/gi1/vgpu2   GKE's plugin: /dev/nvidia0
 // Any other ID under nvidia.com stands for kAnyGpu, unless its resource is one of `not_gpus`: a
 // number may be the IOMMU group of a GPU for virtual machines (KubeVirt), or a network card.
-Takers FindTaken(const std::vector<Device>& devices, const std::map<std::string, DeviceIds>& offers,
+Takers FindTaken(const std::vector<Device>& devices,
+                 const std::map<std::string, binding::DeviceIds>& offers,
                  const std::vector<std::string>& not_gpus);
 
 // The name that podresources uses for what that driver gave to a container.
@@ -79,4 +80,4 @@ class TakenGpus {
   std::map<std::string, Entry> entries_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

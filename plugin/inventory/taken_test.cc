@@ -9,7 +9,7 @@
 #include "platform/base/testing.h"
 #include "plugin/kubelet/unix_socket.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 using gpushm::testing::TempFolder;
@@ -179,4 +179,4 @@ TEST(DraDriverServes, WhileItsSocketIsListenedTo) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

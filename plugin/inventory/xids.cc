@@ -2,7 +2,7 @@
 
 #include "platform/base/status.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 namespace {
 
 constexpr XidEffect kNone = XidEffect::kNone;
@@ -99,4 +99,4 @@ const XidInfo& FindXid(uint64_t xid) {
   return kUnlisted;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::inventory {
 
 enum class XidEffect {
   // The GPU is healthy: an application's own fault, or a message without consequence.
@@ -40,4 +40,4 @@ std::span<const XidInfo> Xids();
 // The row of an XID, or a row with kUnknown if there is none.
 const XidInfo& FindXid(uint64_t xid);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::inventory

@@ -8,7 +8,7 @@
 #include "platform/daemon/log.h"
 #include "plugin/keeper/sync_look.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 namespace {
 
 using protocol::FromNameField;
@@ -318,4 +318,4 @@ void BrokerStatements::ShowBuffers(LinkView* view) const {
   }
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

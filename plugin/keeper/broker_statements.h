@@ -24,7 +24,7 @@
 #include "plugin/keeper/kept_state.h"
 #include "plugin/keeper/link_view.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 
 class BrokerStatements {
  public:
@@ -80,4 +80,4 @@ class BrokerStatements {
   bool stated_end_ = false;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

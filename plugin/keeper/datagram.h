@@ -9,7 +9,7 @@
 #include "contract/protocol/link.h"
 #include "platform/base/status.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 
 struct Datagram {
   protocol::LinkKind kind{};
@@ -31,4 +31,4 @@ inline std::unexpected<Status> BrokeProtocol(std::string_view rule) {
   return Fail(Code::kCorrupt, Concat("the broker broke the protocol: ", rule));
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

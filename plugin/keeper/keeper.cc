@@ -10,7 +10,7 @@
 #include "platform/daemon/fuse.h"
 #include "platform/daemon/log.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 namespace {
 
 // Time to close what is kept, at shutdown.
@@ -266,4 +266,4 @@ NodeProcesses Keeper::Processes() {
   });
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

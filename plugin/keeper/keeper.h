@@ -30,7 +30,7 @@
 #include "plugin/keeper/link_server.h"
 #include "plugin/keeper/link_view.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 
 class Keeper {
  public:
@@ -166,4 +166,4 @@ class Keeper {
   std::thread thread_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

@@ -12,7 +12,7 @@
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 namespace {
 
 using protocol::LinkKind;
@@ -314,4 +314,4 @@ TEST_F(KeeperAttackTest, MutatedMessages) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

@@ -17,7 +17,7 @@
 #include "plugin/keeper/keeper.h"
 #include "plugin/keeper/testing/statements.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 namespace {
 
 using bench::Ours;
@@ -132,6 +132,6 @@ void KeeperStatement(benchmark::State& state) {
 BENCHMARK(KeeperStatement);
 
 }  // namespace
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing
 
 BENCHMARK_MAIN();

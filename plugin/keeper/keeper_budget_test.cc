@@ -9,7 +9,7 @@
 
 #include "plugin/keeper/testing/keeper_fixture.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 namespace {
 
 constexpr uint64_t kBudgetBytes = 2 * kMiB;
@@ -112,4 +112,4 @@ TEST_F(KeeperBudgetTest, WhatIsTakenBackIsRoomAgain) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

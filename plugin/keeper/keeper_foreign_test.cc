@@ -16,7 +16,7 @@
 #include "platform/daemon/testing/lingering_socket.h"
 #include "plugin/keeper/testing/keeper_fixture.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 namespace {
 
 using gpushm::testing::HangAt;
@@ -266,4 +266,4 @@ TEST_F(KeeperForeignTest, ItsEndAbortsWhatIsHeldUp) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

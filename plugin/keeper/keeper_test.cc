@@ -22,7 +22,7 @@
 #include "plugin/keeper/testing/keeper_fixture.h"
 #include "plugin/keeper/testing/old_kernel.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 namespace {
 
 using gpushm::testing::HangAt;
@@ -692,4 +692,4 @@ TEST(LinkServer, OpensAgainOnlyWhenMemoryIsClosed) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

@@ -9,7 +9,7 @@
 #include "platform/base/name.h"
 #include "platform/yaml/config_error.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 namespace {
 
 using protocol::CounterRecord;
@@ -158,4 +158,4 @@ std::optional<status::Mps> KeptCounters::mps() const {
                      .server_restarts = Value(words.server_restarts)};
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

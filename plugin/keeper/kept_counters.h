@@ -28,7 +28,7 @@
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 
 struct ContainerCounters {
   std::string container;
@@ -71,4 +71,4 @@ class KeptCounters {
   Inode inode_{};
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

@@ -13,7 +13,7 @@
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/statements.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 namespace {
 
 using protocol::Counter;
@@ -175,4 +175,4 @@ TEST(KeptCountersTest, NoTotalEverFalls) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

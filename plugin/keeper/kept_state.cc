@@ -4,7 +4,7 @@
 
 #include "contract/limits.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 namespace {
 
 using protocol::FromNameField;
@@ -445,4 +445,4 @@ uint64_t& KeptState::BytesOf(const protocol::LinkGeneration& generation) {
   return generation.pooled != 0 ? bytes.pooled : bytes.offered;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

@@ -38,7 +38,7 @@
 #include "platform/base/unique_fd.h"
 #include "plugin/keeper/datagram.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 
 // Whether it is the sync page of a signal, barrier or ring: host memory.
 inline bool IsSyncPage(const protocol::LinkGeneration& generation) {
@@ -194,4 +194,4 @@ class KeptState {
   std::vector<UniqueFd> discarded_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

@@ -11,7 +11,7 @@
 #include "plugin/keeper/testing/model.h"
 #include "plugin/keeper/testing/statements.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 namespace {
 
 using protocol::LinkBuffer;
@@ -371,4 +371,4 @@ TEST(KeptState, DoesWhatTheModelDoes) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

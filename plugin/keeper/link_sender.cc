@@ -7,7 +7,7 @@
 
 #include "contract/protocol/channel.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 namespace {
 
 using protocol::LinkKind;
@@ -154,4 +154,4 @@ protocol::LinkWelcome LinkSender::Welcome() const {
           .leases = counts.leases};
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

@@ -17,7 +17,7 @@
 #include "plugin/keeper/kept_state.h"
 #include "plugin/keeper/link_terms.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 
 class LinkSender {
  public:
@@ -76,4 +76,4 @@ class LinkSender {
   KeptState::DumpPosition position_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

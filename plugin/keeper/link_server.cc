@@ -18,7 +18,7 @@
 #include "platform/daemon/fuse.h"
 #include "platform/daemon/log.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 namespace {
 
 // The sidecar's user can be any user; the folder around the socket keeps others out.
@@ -592,4 +592,4 @@ void LinkServer::AddProcesses(NodeProcesses* out) const {
   if (pid > 0) out->mps_pods.push_back({name_, static_cast<uint32_t>(pid)});
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

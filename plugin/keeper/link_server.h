@@ -56,7 +56,7 @@
 #include "plugin/keeper/link_terms.h"
 #include "plugin/keeper/link_view.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 
 // How much of the plugin's memory the statements of all links may take. Used on the loop's thread
 // only.
@@ -232,4 +232,4 @@ class LinkServer {
   uint64_t exhausted_ = 0;      // Times that everything was dropped for taking too much.
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

@@ -9,7 +9,7 @@
 
 #include "contract/claims.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 
 using claims::Others;
 
@@ -36,4 +36,4 @@ struct LinkedGpu {
   GpuHealth health;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

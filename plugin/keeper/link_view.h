@@ -16,7 +16,7 @@
 #include "plugin/keeper/kept_state.h"
 #include "plugin/keeper/sync_look.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 
 struct ClientView {
   // With the pod before it, "POD/CONTAINER", if it is another pod that shares the claim. That name
@@ -111,4 +111,4 @@ struct LinkView {
   std::shared_ptr<const registry::RegistryReader> registry{};
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

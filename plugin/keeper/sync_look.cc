@@ -5,7 +5,7 @@
 #include "contract/limits.h"
 #include "platform/base/sealed_memory.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 
 std::optional<SyncView> LookAtSyncPage(const UniqueFd& page) {
   const auto mapping = MapSealed(page, "page", sync::kPageBytes, limits::kPageBytes, Writers::kAll,
@@ -23,4 +23,4 @@ std::optional<SyncView> LookAtSyncPage(const UniqueFd& page) {
   return view;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

@@ -14,7 +14,7 @@
 #include "contract/sync/page.h"
 #include "platform/base/unique_fd.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 
 // State of its writer; for a barrier, whether somebody broke it.
 enum class SyncState : uint8_t { kUnused, kLive, kEnded };
@@ -31,4 +31,4 @@ inline constexpr size_t kMostSyncs = limits::kAllPagesBytes / sync::kPageBytes;
 // Nothing: the page is not initialised, or not a gpushm sync page. Maps it during the call.
 std::optional<SyncView> LookAtSyncPage(const UniqueFd& page);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

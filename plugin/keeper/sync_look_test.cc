@@ -10,7 +10,7 @@
 
 #include "platform/base/sealed_memory.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::keeper {
 namespace {
 
 WritableSegment Sealed() {
@@ -59,4 +59,4 @@ TEST(SyncLook, RubbishIsNoPage) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::keeper

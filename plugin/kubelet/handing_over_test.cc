@@ -27,7 +27,8 @@ class HandingOver : public KubeletTest, public ::testing::WithParamInterface<boo
   }
   // Such a plugin decides nothing any more.
   void RefuseAllocations() {
-    handler.on_allocate = [](Resource, const DeviceIds&) -> Result<std::vector<std::string>> {
+    handler.on_allocate = [](binding::Resource,
+                             const binding::DeviceIds&) -> Result<std::vector<std::string>> {
       return Fail(Code::kUnavailable, "this plugin is shutting down");
     };
   }
@@ -36,8 +37,8 @@ class HandingOver : public KubeletTest, public ::testing::WithParamInterface<boo
     beside.beside = true;
     auto second = Registration::Start(beside, second_handler);
     if (!second) return second;
-    (*second)->SetDevices(Resource::kMemory, Devices("m", 8));
-    (*second)->SetDevices(Resource::kAttach, Devices("a", 4));
+    (*second)->SetDevices(binding::Resource::kMemory, Devices("m", 8));
+    (*second)->SetDevices(binding::Resource::kAttach, Devices("a", 4));
     SetSidecarDevices(second->get());
     return second;
   }
@@ -85,11 +86,12 @@ INSTANTIATE_TEST_SUITE_P(Kubelets, HandingOver, ::testing::Bool());
 TEST_P(HandingOver, LeavesNoPodBehind) {
   kubelet_options.known_by_resource_alone = GetParam();
   std::atomic<bool> closed = false;
-  handler.on_allocate = [&](Resource, const DeviceIds& ids) -> Result<std::vector<std::string>> {
+  handler.on_allocate = [&](binding::Resource,
+                            const binding::DeviceIds& ids) -> Result<std::vector<std::string>> {
     if (closed) return Fail(Code::kUnavailable, "this plugin is shutting down");
     return std::vector{*ids.begin()};
   };
-  handler.on_pre_start = [&](Resource, const DeviceIds&) -> Result<void> {
+  handler.on_pre_start = [&](binding::Resource, const binding::DeviceIds&) -> Result<void> {
     if (closed) return Fail(Code::kUnavailable, "this plugin is shutting down");
     return {};
   };
@@ -152,9 +154,9 @@ TEST_P(HandingOver, EndsNoCallThatIsUnderWay) {
   RefuseAllocations();
   std::promise<void> go_on;
   RecordingHandler second_handler;
-  second_handler.on_allocate = [until = go_on.get_future().share()](
-                                   Resource,
-                                   const DeviceIds& ids) -> Result<std::vector<std::string>> {
+  second_handler.on_allocate =
+      [until = go_on.get_future().share()](
+          binding::Resource, const binding::DeviceIds& ids) -> Result<std::vector<std::string>> {
     until.wait();
     return std::vector{*ids.begin()};
   };

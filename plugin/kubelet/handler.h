@@ -18,11 +18,12 @@ class Handler {
   // other pod meanwhile, so this must take milliseconds only. If it returns an error, the pod fails
   // permanently. The answer, CDI names such as "gpushm.io/memory=m0000", is kept by the kubelet
   // over restarts and reboots, and never requested again.
-  virtual Result<std::vector<std::string>> Allocate(Resource resource, const DeviceIds& ids) = 0;
+  virtual Result<std::vector<std::string>> Allocate(binding::Resource resource,
+                                                    const binding::DeviceIds& ids) = 0;
 
   // Called before each start of that container; must return within 30 s. An error keeps the
   // container waiting, with its text in the pod's events, and the kubelet tries again.
-  virtual Result<void> PreStart(Resource resource, const DeviceIds& ids) = 0;
+  virtual Result<void> PreStart(binding::Resource resource, const binding::DeviceIds& ids) = 0;
 };
 
 }  // namespace gpushm::plugin::kubelet

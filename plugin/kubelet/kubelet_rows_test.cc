@@ -55,7 +55,7 @@ TEST_F(KubeletRestart, RegistersAgainAndKeepsWhatRuns) {
   const State before = plugin->state();
   kubelet->Stop();
   EXPECT_TRUE(plugin->WaitFor(
-      [](const State& state) { return !state.Of(Resource::kMemory).usable(); }, Soon()));
+      [](const State& state) { return !state.Of(binding::Resource::kMemory).usable(); }, Soon()));
   ASSERT_TRUE(kubelet->Start());
   kubelet->Readmit();
   ASSERT_TRUE(UsableAgain(before));
@@ -111,7 +111,7 @@ TEST_F(KubeletRestart, IsNeverStuckInHundredsOfCycles) {
 // other help.
 class Mishaps : public RowTest, public ::testing::WithParamInterface<bool> {
  protected:
-  [[nodiscard]] bool Recovers(Resource resource, size_t count) {
+  [[nodiscard]] bool Recovers(binding::Resource resource, size_t count) {
     const std::string name = options.names.Of(resource);
     const Deadline deadline = Soon();
     while (!kubelet->WaitAllocatable(name, count, Deadline::AfterMs(kDoubtMs))) {
@@ -160,8 +160,8 @@ TEST_P(Mishaps, NeverLeaveItUnusable) {
     }
     kubelet->LoseStreams(0);
     kubelet->RefuseRegistrations(0);
-    ASSERT_TRUE(Recovers(Resource::kMemory, 8)) << "mishap " << i;
-    ASSERT_TRUE(Recovers(Resource::kAttach, 4)) << "mishap " << i;
+    ASSERT_TRUE(Recovers(binding::Resource::kMemory, 8)) << "mishap " << i;
+    ASSERT_TRUE(Recovers(binding::Resource::kAttach, 4)) << "mishap " << i;
   }
   // Until the kubelet notices that a stream has ended, it shows the former number of devices and
   // refuses pods.
@@ -170,7 +170,7 @@ TEST_P(Mishaps, NeverLeaveItUnusable) {
     const auto status = kubelet->StatusOf(kubelet->AddPod(SharingPod(Concat("after-", pod))));
     if (!status.failed) break;
     ASSERT_FALSE(deadline.Passed()) << status.message;
-    ASSERT_TRUE(Recovers(Resource::kMemory, 8));
+    ASSERT_TRUE(Recovers(binding::Resource::kMemory, 8));
   }
 }
 
@@ -213,7 +213,7 @@ TEST_P(ReRegisterWhileOldStreamIsOpen, EndsItFirst) {
   // Even after the end of the old stream must have been noticed, everything works.
   AddRunningPod(SharingPod("after"));
   EXPECT_EQ(kubelet->Allocatable(kMemory), 8U);
-  EXPECT_EQ(plugin->state().Of(Resource::kMemory).failures, 0U);
+  EXPECT_EQ(plugin->state().Of(binding::Resource::kMemory).failures, 0U);
 }
 
 // The same with a kubelet that notices later than the plugin's grace: the registration that it
@@ -225,7 +225,8 @@ TEST_F(ReRegisterWhileOldStreamIsOpen, IsRepeatedIfItWasTooEarly) {
   StartBoth();
   ASSERT_TRUE(kubelet->ListenAgain());
   ASSERT_TRUE(plugin->WaitFor(
-      [](const State& state) { return state.Of(Resource::kMemory).failures > 0; }, Soon()));
+      [](const State& state) { return state.Of(binding::Resource::kMemory).failures > 0; },
+      Soon()));
   EXPECT_TRUE(Usable());
 }
 
@@ -236,8 +237,10 @@ TEST_F(ReRegisterWhileOldStreamIsOpen, IsRepeatedOnAnotherSocketIfItWasTooEarly)
   StartBoth();
   ASSERT_TRUE(kubelet->ListenAgain());
   ASSERT_TRUE(plugin->WaitFor(
-      [](const State& state) { return state.Of(Resource::kMemory).failures > 0; }, Soon()));
-  EXPECT_THAT(plugin->state().Of(Resource::kMemory).last_error, HasSubstr("already connected"));
+      [](const State& state) { return state.Of(binding::Resource::kMemory).failures > 0; },
+      Soon()));
+  EXPECT_THAT(plugin->state().Of(binding::Resource::kMemory).last_error,
+              HasSubstr("already connected"));
   EXPECT_TRUE(Usable());
   EXPECT_TRUE(std::filesystem::exists(folder / "device-plugins/gpushm-memory-2.sock"));
   EXPECT_FALSE(std::filesystem::exists(folder / "device-plugins/gpushm-memory.sock"));
@@ -253,16 +256,16 @@ TEST_F(Forgotten, IsSeenInPodResourcesAndRenewed) {
   PodResources pods({.socket = kubelet_options.pod_resources_socket});
   const auto is_well = [&] {
     const auto allocatable = pods.Allocatable(Soon());
-    return allocatable && allocatable->ours.contains(Resource::kMemory) &&
-           allocatable->ours.at(Resource::kMemory).size() == 8;
+    return allocatable && allocatable->ours.contains(binding::Resource::kMemory) &&
+           allocatable->ours.at(binding::Resource::kMemory).size() == 8;
   };
   EXPECT_FALSE(is_well());
   EXPECT_TRUE(plugin->state().usable());
   const uint64_t before = kubelet->streams(kMemory);
-  plugin->Renew(Resource::kMemory);
+  plugin->Renew(binding::Resource::kMemory);
   ASSERT_TRUE(plugin->WaitFor(
       [&](const State& state) {
-        return state.Of(Resource::kMemory).usable() && kubelet->streams(kMemory) > before;
+        return state.Of(binding::Resource::kMemory).usable() && kubelet->streams(kMemory) > before;
       },
       Soon()));
   EXPECT_TRUE(Usable());
@@ -276,7 +279,7 @@ using DeviceUnhealthy = RowTest;
 TEST_F(DeviceUnhealthy, RecoversByTheNextList) {
   StartBoth();
   const std::string uid = AddRunningPod(SharingPod("pod", 8));
-  plugin->SetDevices(Resource::kMemory, Devices("m", 8, 1));
+  plugin->SetDevices(binding::Resource::kMemory, Devices("m", 8, 1));
   ASSERT_TRUE(kubelet->WaitAllocatable(kMemory, 7, Soon()));
   EXPECT_EQ(kubelet->Capacity(kMemory), 8U);
   EXPECT_EQ(kubelet->StatusOf(uid).containers["gpushm"].state, State_::kRunning);
@@ -284,7 +287,7 @@ TEST_F(DeviceUnhealthy, RecoversByTheNextList) {
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().what(),
               HasSubstr("previously allocated devices are no longer healthy"));
-  plugin->SetDevices(Resource::kMemory, Devices("m", 8));
+  plugin->SetDevices(binding::Resource::kMemory, Devices("m", 8));
   ASSERT_TRUE(kubelet->WaitAllocatable(kMemory, 8, Soon()));
   EXPECT_TRUE(kubelet->RestartContainer(uid, "gpushm"));
 }
@@ -329,7 +332,7 @@ TEST_F(Timeouts, RepeatAPreStartThatTookTooLong) {
   std::mutex mutex;
   std::condition_variable changed;
   bool ready = false;
-  handler.on_pre_start = [&](Resource, const DeviceIds&) -> Result<void> {
+  handler.on_pre_start = [&](binding::Resource, const binding::DeviceIds&) -> Result<void> {
     std::unique_lock lock(mutex);
     changed.wait_for(lock, std::chrono::milliseconds(kLongMs), [&] { return ready; });
     return {};
@@ -358,7 +361,8 @@ TEST_F(Order, OfCallsFollowsTheSpec) {
   const auto calls = handler.calls();
   ASSERT_THAT(calls, SizeIs(8));
   for (size_t i = 0; i < calls.size(); ++i)
-    EXPECT_EQ(calls[i].resource, i % 2 == 0 ? Resource::kMemory : Resource::kAttach);
+    EXPECT_EQ(calls[i].resource,
+              i % 2 == 0 ? binding::Resource::kMemory : binding::Resource::kAttach);
 }
 
 }  // namespace

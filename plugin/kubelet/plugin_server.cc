@@ -35,8 +35,8 @@ std::string Join(const std::vector<std::string>& ids) {
 }
 
 template <typename Repeated>
-DeviceIds ToIds(const Repeated& ids) {
-  return DeviceIds(ids.begin(), ids.end());
+binding::DeviceIds ToIds(const Repeated& ids) {
+  return binding::DeviceIds(ids.begin(), ids.end());
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ class PluginServer::Service final
     std::sort(devices.begin(), devices.end(),
               [](const Advertised& a, const Advertised& b) { return a.id < b.id; });
     api::ListAndWatchResponse list;
-    DeviceIds known;
+    binding::DeviceIds known;
     for (const Advertised& device : devices) {
       api::Device* const to = list.add_devices();
       to->set_id(device.id);
@@ -109,7 +109,7 @@ class PluginServer::Service final
     };
     return Timed(CallRecord::Kind::kAllocate, call, forward, [&]() -> Result<void> {
       for (const api::ContainerAllocateRequest& container : request->container_requests()) {
-        const Result<DeviceIds> ids = Known(container.devices_ids());
+        const Result<binding::DeviceIds> ids = Known(container.devices_ids());
         if (!ids) return std::unexpected(ids.error());
         const Result<std::vector<std::string>> names = handler_->Allocate(config_.resource, *ids);
         if (!names) return std::unexpected(names.error());
@@ -127,7 +127,7 @@ class PluginServer::Service final
       return successor->PreStartContainer(context, *request, response);
     };
     return Timed(CallRecord::Kind::kPreStart, call, forward, [&]() -> Result<void> {
-      const Result<DeviceIds> ids = Known(request->devices_ids());
+      const Result<binding::DeviceIds> ids = Known(request->devices_ids());
       if (!ids) return std::unexpected(ids.error());
       return handler_->PreStart(config_.resource, *ids);
     });
@@ -171,7 +171,7 @@ class PluginServer::Service final
   }
 
   template <typename Repeated>
-  Result<DeviceIds> Known(const Repeated& asked) {
+  Result<binding::DeviceIds> Known(const Repeated& asked) {
     if (asked.empty())
       return Fail(Code::kInvalidArgument, "the kubelet's request has no device IDs");
     std::vector<std::string> unknown;
@@ -196,7 +196,7 @@ class PluginServer::Service final
 
   std::mutex mutex_;
   std::optional<std::string> list_;  // Serialised. Absent: SetDevices was not called yet.
-  DeviceIds known_;
+  binding::DeviceIds known_;
   std::unique_ptr<api::DevicePlugin::Stub> successor_;
 };
 

@@ -36,7 +36,7 @@ struct Advertised {
 struct CallRecord {
   enum class Kind { kAllocate, kPreStart };
   Kind kind;
-  Resource resource;
+  binding::Resource resource;
   int64_t ns;
   std::optional<Code> error;  // Absent: it succeeded.
 };
@@ -45,7 +45,7 @@ using OnCall = std::function<void(const CallRecord&)>;
 class PluginServer {
  public:
   struct Config {
-    Resource resource = Resource::kMemory;
+    binding::Resource resource = binding::Resource::kMemory;
     OnCall on_call;  // May be empty.
     // Called after each change with the number of open streams.
     std::function<void(size_t open)> on_streams;

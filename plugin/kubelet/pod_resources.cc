@@ -23,7 +23,7 @@ bool IsOtherGpu(std::string_view resource) {
 PodList ToPodList(const v1::ListPodResourcesResponse& response, const ResourceNames& names) {
   PodList list;
   for (const v1::PodResources& listed : response.pod_resources()) {
-    const Pod pod{listed.namespace_(), listed.name()};
+    const binding::Pod pod{listed.namespace_(), listed.name()};
     list.pods.insert(pod);
     for (const v1::ContainerResources& container : listed.containers()) {
       for (const v1::DynamicResource& claim : container.dynamic_resources()) {
@@ -33,7 +33,7 @@ PodList ToPodList(const v1::ListPodResourcesResponse& response, const ResourceNa
       }
       for (const v1::ContainerDevices& devices : container.devices()) {
         if (devices.device_ids().empty()) continue;
-        const std::optional<Resource> resource = names.Parse(devices.resource_name());
+        const std::optional<binding::Resource> resource = names.Parse(devices.resource_name());
         if (IsOtherGpu(devices.resource_name())) {
           list.snapshot.AddOtherGpu({pod, container.name()}, devices.resource_name());
         }
@@ -42,8 +42,9 @@ PodList ToPodList(const v1::ListPodResourcesResponse& response, const ResourceNa
                                                       devices.device_ids().end());
           continue;
         }
-        list.snapshot.Add({pod, container.name()}, *resource,
-                          DeviceIds(devices.device_ids().begin(), devices.device_ids().end()));
+        list.snapshot.Add(
+            {pod, container.name()}, *resource,
+            binding::DeviceIds(devices.device_ids().begin(), devices.device_ids().end()));
       }
     }
   }
@@ -128,8 +129,9 @@ Result<NodeDevices> PodResources::Allocatable(const Deadline& deadline) {
   if (!answered) return std::unexpected(answered.error());
   NodeDevices node;
   for (const v1::ContainerDevices& devices : response.devices()) {
-    const std::optional<Resource> resource = options_.names.Parse(devices.resource_name());
-    DeviceIds& ids = resource ? node.ours[*resource] : node.others[devices.resource_name()];
+    const std::optional<binding::Resource> resource = options_.names.Parse(devices.resource_name());
+    binding::DeviceIds& ids =
+        resource ? node.ours[*resource] : node.others[devices.resource_name()];
     ids.insert(devices.device_ids().begin(), devices.device_ids().end());
   }
   return node;

@@ -23,17 +23,17 @@ namespace gpushm::plugin::kubelet {
 
 // Device IDs of other plugins, keyed by their resource, and devices of claims, keyed by their
 // driver.
-using OtherDevices = std::map<std::string, DeviceIds>;
+using OtherDevices = std::map<std::string, binding::DeviceIds>;
 
 struct PodList {
-  Snapshot snapshot;
-  std::set<Pod> pods;   // All active ones on the node, also without devices.
-  OtherDevices others;  // Held by containers.
+  binding::Snapshot snapshot;
+  std::set<binding::Pod> pods;  // All active ones on the node, also without devices.
+  OtherDevices others;          // Held by containers.
 };
 
 // What the kubelet could give to pods, including devices in use.
 struct NodeDevices {
-  std::map<Resource, DeviceIds> ours;
+  std::map<binding::Resource, binding::DeviceIds> ours;
   OtherDevices others;
 };
 

@@ -73,12 +73,12 @@ TEST_F(PodResourcesTest, JoinsWhatIsSplitAndLeavesOutWhatIsNotOurs) {
 
   const Result<PodList> list = pods.List(Soon());
   ASSERT_TRUE(list) << list.error().ToString();
-  EXPECT_THAT(list->pods, ElementsAre(Pod{"", "plain"}, Pod{"ml", "train"}));
-  const Owner owner{{"ml", "train"}, "gpushm"};
-  EXPECT_THAT(list->snapshot.IdsOf(owner, Resource::kMemory),
+  EXPECT_THAT(list->pods, ElementsAre(binding::Pod{"", "plain"}, binding::Pod{"ml", "train"}));
+  const binding::Owner owner{{"ml", "train"}, "gpushm"};
+  EXPECT_THAT(list->snapshot.IdsOf(owner, binding::Resource::kMemory),
               ElementsAre("m0001", "m0003", "m0007"));
-  EXPECT_THAT(list->snapshot.IdsOf(owner, Resource::kAttach), IsEmpty());
-  EXPECT_THAT(list->snapshot.OwnersIn(owner.pod, Resource::kAttach), IsEmpty());
+  EXPECT_THAT(list->snapshot.IdsOf(owner, binding::Resource::kAttach), IsEmpty());
+  EXPECT_THAT(list->snapshot.OwnersIn(owner.pod, binding::Resource::kAttach), IsEmpty());
 }
 
 // A call of podresources while an Allocate is in progress makes the kubelet forget what that
@@ -92,7 +92,7 @@ TEST_F(PodResourcesTest, AnIdOfTwoPodsHasTwoOwners) {
   }
   const Result<PodList> list = pods.List(Soon());
   ASSERT_TRUE(list) << list.error().ToString();
-  EXPECT_THAT(list->snapshot.OwnersOf(Resource::kMemory, {"m0001"}), SizeIs(2));
+  EXPECT_THAT(list->snapshot.OwnersOf(binding::Resource::kMemory, {"m0001"}), SizeIs(2));
 }
 
 TEST_F(PodResourcesTest, OtherGpusAreGpusAlone) {
@@ -108,7 +108,7 @@ TEST_F(PodResourcesTest, OtherGpusAreGpusAlone) {
   }
   const Result<PodList> list = pods.List(Soon());
   ASSERT_TRUE(list) << list.error().ToString();
-  for (const Pod& pod : list->pods) {
+  for (const binding::Pod& pod : list->pods) {
     const bool network =
         pod.name == "nvidia.com/hostdev" || pod.name.find("rdma") != std::string::npos;
     EXPECT_EQ(list->snapshot.OtherGpuOf({pod, "app"}).empty(), network) << pod.name;
@@ -141,11 +141,11 @@ TEST_F(PodResourcesTest, KnowsOtherNames) {
   ::v1::ContainerResources* const container = lister.answer.add_pod_resources()->add_containers();
   Add(container, "example.com/bytes", {"m0001"});
   ResourceNames names;
-  names.names[Resource::kMemory] = "example.com/bytes";
+  names.names[binding::Resource::kMemory] = "example.com/bytes";
   PodResources renamed({.socket = folder / "pod-resources.sock", .names = names});
   const Result<PodList> list = renamed.List(Soon());
   ASSERT_TRUE(list);
-  EXPECT_THAT(list->snapshot.OwnersOf(Resource::kMemory, {"m0001"}), SizeIs(1));
+  EXPECT_THAT(list->snapshot.OwnersOf(binding::Resource::kMemory, {"m0001"}), SizeIs(1));
 }
 
 TEST_F(PodResourcesTest, TakesMoreThanFourMegabytesAndSaysWhenItIsTooMuch) {

@@ -79,14 +79,14 @@ class Registration::Registrar {
         kubelet_path_(Concat(options_.folder, "/", options_.kubelet_socket)),
         watch_(options_.folder),
         loop_(std::move(loop)) {
-    for (const Resource resource : kResources) Add(resource, handler);
+    for (const binding::Resource resource : binding::kResources) Add(resource, handler);
     loop_->Post([this] { Begin(); });
     thread_ = std::thread([this] { loop_->Run(); });
   }
   ~Registrar() { Stop(); }
 
   // Any thread.
-  void SetDevices(Resource resource, std::vector<Advertised> devices) {
+  void SetDevices(binding::Resource resource, std::vector<Advertised> devices) {
     Line* const line = &LineOf(resource);
     line->server->SetDevices(std::move(devices));
     loop_->Post([this, line] {
@@ -97,7 +97,7 @@ class Registration::Registrar {
   }
 
   // Any thread.
-  void Renew(Resource resource) {
+  void Renew(binding::Resource resource) {
     Line* const line = &LineOf(resource);
     loop_->Post([this, line] {
       LogWarning("registration-renewed", {{"resource", line->name}});
@@ -169,7 +169,7 @@ class Registration::Registrar {
 
   // One resource.
   struct Line {
-    Resource resource = Resource::kMemory;
+    binding::Resource resource = binding::Resource::kMemory;
     std::string name;
     std::string file;  // The socket's name in the folder; changed with mutex_ held.
     std::string other_file;
@@ -192,9 +192,9 @@ class Registration::Registrar {
 
   std::string PathOf(const std::string& file) const { return Concat(options_.folder, "/", file); }
 
-  Line& LineOf(Resource resource) { return lines_.at(static_cast<size_t>(resource)); }
+  Line& LineOf(binding::Resource resource) { return lines_.at(static_cast<size_t>(resource)); }
 
-  void Add(Resource resource, Handler* handler) {
+  void Add(binding::Resource resource, Handler* handler) {
     Line* const line = &LineOf(resource);
     const SocketFiles files = FilesOf(options_.sockets[resource], options_);
     line->resource = resource;
@@ -453,7 +453,7 @@ class Registration::Registrar {
   const std::string kubelet_path_;
   FolderWatch watch_;
   const std::unique_ptr<EventLoop> loop_;
-  std::array<Line, kResources.size()> lines_;
+  std::array<Line, binding::kResources.size()> lines_;
   std::optional<FileId> kubelet_;  // Its socket at the last check.
   bool seen_kubelet_ = false;
   bool blind_ = false;
@@ -481,7 +481,7 @@ Result<std::unique_ptr<Registration>> Registration::Start(Options options, Handl
 }
 
 Result<void> Registration::CheckAlone(const Options& options) {
-  for (const Resource resource : kResources) {
+  for (const binding::Resource resource : binding::kResources) {
     for (const char* const suffix : {kSuffix, kOtherSuffix}) {
       const std::string path = Concat(options.folder, "/", options.sockets[resource], suffix);
       if (SomeoneAccepts(path)) {
@@ -497,7 +497,7 @@ Registration::Registration(std::unique_ptr<Registrar> registrar)
     : registrar_(std::move(registrar)) {}
 Registration::~Registration() = default;
 
-void Registration::SetDevices(Resource resource, std::vector<Advertised> devices) {
+void Registration::SetDevices(binding::Resource resource, std::vector<Advertised> devices) {
   registrar_->SetDevices(resource, std::move(devices));
 }
 State Registration::state() const { return registrar_->state(); }
@@ -507,7 +507,7 @@ bool Registration::WaitFor(const std::function<bool(const State&)>& reached,
 }
 void Registration::HandOver() { registrar_->HandOver(); }
 void Registration::Drain(const Deadline& deadline) const { registrar_->Drain(deadline); }
-void Registration::Renew(Resource resource) { registrar_->Renew(resource); }
+void Registration::Renew(binding::Resource resource) { registrar_->Renew(resource); }
 void Registration::Stop() { registrar_->Stop(); }
 
 }  // namespace gpushm::plugin::kubelet

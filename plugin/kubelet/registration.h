@@ -67,12 +67,14 @@ struct ResourceState {
 
 struct State {
   std::string withheld;  // Why the plugin deliberately does not register; empty: it does.
-  std::array<ResourceState, kResources.size()> resources;
+  std::array<ResourceState, binding::kResources.size()> resources;
 
-  const ResourceState& Of(Resource resource) const {
+  const ResourceState& Of(binding::Resource resource) const {
     return resources.at(static_cast<size_t>(resource));
   }
-  ResourceState& Of(Resource resource) { return resources.at(static_cast<size_t>(resource)); }
+  ResourceState& Of(binding::Resource resource) {
+    return resources.at(static_cast<size_t>(resource));
+  }
   // Whether the kubelet knows all of them.
   bool usable() const { return std::ranges::all_of(resources, &ResourceState::usable); }
 };
@@ -98,7 +100,7 @@ class Registration {
     std::string folder = "/var/lib/kubelet/device-plugins";
     std::string kubelet_socket = "kubelet.sock";
     // Without ".sock", see "Names" above.
-    PerResource<std::string> sockets = {
+    binding::PerResource<std::string> sockets = {
         {"gpushm-memory", "gpushm-attach", "gpushm-exclusive", "gpushm-gpus", "gpushm-nvlink"}};
     bool beside = false;  // Whether another plugin hands over to this one.
     ResourceNames names = {};
@@ -117,12 +119,12 @@ class Registration {
   ~Registration();
 
   // All devices of a resource with their health; replaces the list that the kubelet has.
-  void SetDevices(Resource resource, std::vector<Advertised> devices);
+  void SetDevices(binding::Resource resource, std::vector<Advertised> devices);
 
   // Ends the stream and registers again, with twice the grace of the last time. Use it if the
   // kubelet ignores a registration that looks right from here (usable(), but
   // PodResources::Allocatable lacks the resource).
-  void Renew(Resource resource);
+  void Renew(binding::Resource resource);
 
   // To a plugin that was started with `beside`: from now on, calls that the Handler answers with
   // kUnavailable go to that plugin.

@@ -70,20 +70,20 @@ class RawClient {
 
 class NoHandler final : public Handler {
  public:
-  Result<std::vector<std::string>> Allocate(Resource, const DeviceIds&) override {
+  Result<std::vector<std::string>> Allocate(binding::Resource, const binding::DeviceIds&) override {
     return std::vector<std::string>();
   }
-  Result<void> PreStart(Resource, const DeviceIds&) override { return {}; }
+  Result<void> PreStart(binding::Resource, const binding::DeviceIds&) override { return {}; }
 };
 
 TEST_F(RegistrationTest, RegistersNothingThatWasNotAdvertised) {
   StartKubelet();
   plugin = *Registration::Start(options, &handler);
-  plugin->SetDevices(Resource::kAttach, Devices("a", 4));
+  plugin->SetDevices(binding::Resource::kAttach, Devices("a", 4));
   SetSidecarDevices(plugin.get());
   ASSERT_TRUE(kubelet->WaitAllocatable(kAttach, 4, Soon()));
   EXPECT_EQ(kubelet->registrations(kMemory), 0U);
-  EXPECT_FALSE(plugin->state().Of(Resource::kMemory).advertised);
+  EXPECT_FALSE(plugin->state().Of(binding::Resource::kMemory).advertised);
 }
 
 TEST_F(RegistrationTest, WaitsForAFolderThatIsNotThereYet) {
@@ -126,7 +126,7 @@ TEST_F(RegistrationTest, ListensAgainWhenItsSocketIsRemoved) {
     ASSERT_EQ(kubelet->Allocatable(kMemory), 8U);
   }
   EXPECT_FALSE(kubelet->StatusOf(kubelet->AddPod(SharingPod("after"))).failed);
-  EXPECT_EQ(plugin->state().Of(Resource::kMemory).registrations, 1U);
+  EXPECT_EQ(plugin->state().Of(binding::Resource::kMemory).registrations, 1U);
   // The new socket works as well as the first.
   const State before = plugin->state();
   ASSERT_TRUE(kubelet->Restart());
@@ -139,9 +139,10 @@ TEST_F(RegistrationTest, RegistersAgainWhenTheStreamEnds) {
   ASSERT_TRUE(Usable());
   kubelet->DropStream(kMemory);
   EXPECT_TRUE(plugin->WaitFor(
-      [](const State& state) { return state.Of(Resource::kMemory).registrations == 2; }, Soon()));
+      [](const State& state) { return state.Of(binding::Resource::kMemory).registrations == 2; },
+      Soon()));
   EXPECT_TRUE(Usable());
-  EXPECT_EQ(plugin->state().Of(Resource::kAttach).registrations, 1U);
+  EXPECT_EQ(plugin->state().Of(binding::Resource::kAttach).registrations, 1U);
 }
 
 TEST_F(RegistrationTest, RegistersAgainWhenNoStreamOpens) {
@@ -151,10 +152,10 @@ TEST_F(RegistrationTest, RegistersAgainWhenNoStreamOpens) {
   StartPlugin();
   ASSERT_TRUE(Usable());
   uint64_t registrations = 0;
-  for (const Resource resource : kResources) {
-    registrations += kubelet->registrations(ResourceName(resource));
+  for (const binding::Resource resource : binding::kResources) {
+    registrations += kubelet->registrations(binding::ResourceName(resource));
   }
-  EXPECT_EQ(registrations, kResources.size() + 3);
+  EXPECT_EQ(registrations, binding::kResources.size() + 3);
 }
 
 TEST_F(RegistrationTest, KeepsTryingWhileRefused) {
@@ -196,7 +197,8 @@ TEST_F(RegistrationTest, EndsABackOffWhenTheKubeletAppears) {
                                    [](const ResourceState& one) { return one.failures > 0; });
       },
       Soon()));
-  EXPECT_THAT(plugin->state().Of(Resource::kMemory).last_error, HasSubstr("gpushm.io/memory"));
+  EXPECT_THAT(plugin->state().Of(binding::Resource::kMemory).last_error,
+              HasSubstr("gpushm.io/memory"));
   options.times.backoff_first_ms = 5;
   StartKubelet();
   EXPECT_TRUE(Usable());
@@ -221,7 +223,8 @@ TEST_F(RegistrationTest, NeverPushesATwinAside) {
   ASSERT_TRUE(twin);
   ASSERT_TRUE(plugin->WaitFor(
       [](const State& state) {
-        return state.Of(Resource::kMemory).last_error.find("another process") != std::string::npos;
+        return state.Of(binding::Resource::kMemory).last_error.find("another process") !=
+               std::string::npos;
       },
       Soon()));
   EXPECT_TRUE(twin->InPlace());
@@ -282,7 +285,7 @@ TEST_F(RegistrationTest, NeverWaitsForASlowStream) {
   EXPECT_EQ(list.devices_size(), 4096);
   constexpr size_t kChanges = 200;
   for (size_t i = 0; i <= kChanges; ++i)
-    plugin->SetDevices(Resource::kMemory, Devices("m", 4096, i));
+    plugin->SetDevices(binding::Resource::kMemory, Devices("m", 4096, i));
   ASSERT_TRUE(kubelet->WaitAllocatable(kMemory, 4096 - kChanges, Soon()));
   size_t messages = 0;
   size_t unhealthy = 0;
@@ -329,8 +332,9 @@ TEST_F(RegistrationTest, NamesIdsThatItDoesNotHave) {
 
 TEST_F(RegistrationTest, ShowsTheRemedyInThePodsEvents) {
   std::atomic<bool> room{false};
-  handler.on_pre_start = [&](Resource resource, const DeviceIds&) -> Result<void> {
-    if (room || resource == Resource::kAttach) return {};
+  handler.on_pre_start = [&](binding::Resource resource,
+                             const binding::DeviceIds&) -> Result<void> {
+    if (room || resource == binding::Resource::kAttach) return {};
     return Fail(Code::kExhausted, "needs 2 GiB on one GPU, but the largest free block is 1 GiB",
                 "the container starts when there is room");
   };
@@ -354,8 +358,8 @@ TEST_F(RegistrationTest, TimesEveryCall) {
     const std::lock_guard lock(mutex);
     records.push_back(record);
   };
-  handler.on_pre_start = [](Resource resource, const DeviceIds&) -> Result<void> {
-    if (resource == Resource::kAttach) return Fail(Code::kUnavailable, "not yet");
+  handler.on_pre_start = [](binding::Resource resource, const binding::DeviceIds&) -> Result<void> {
+    if (resource == binding::Resource::kAttach) return Fail(Code::kUnavailable, "not yet");
     return {};
   };
   StartKubelet();
@@ -366,8 +370,8 @@ TEST_F(RegistrationTest, TimesEveryCall) {
   ASSERT_EQ(records.size(), 4U);
   for (const CallRecord& record : records) {
     EXPECT_GT(record.ns, 0);
-    EXPECT_EQ(!record.error,
-              record.kind != CallRecord::Kind::kPreStart || record.resource != Resource::kAttach);
+    EXPECT_EQ(!record.error, record.kind != CallRecord::Kind::kPreStart ||
+                                 record.resource != binding::Resource::kAttach);
   }
 }
 

@@ -11,17 +11,19 @@
 namespace gpushm::plugin::kubelet {
 
 struct ResourceNames {
-  PerResource<std::string> names = {
-      {ResourceName(Resource::kMemory), ResourceName(Resource::kAttach),
-       ResourceName(Resource::kExclusive), ResourceName(Resource::kGpus),
-       ResourceName(Resource::kNvlink)}};
+  binding::PerResource<std::string> names = {{binding::ResourceName(binding::Resource::kMemory),
+                                              binding::ResourceName(binding::Resource::kAttach),
+                                              binding::ResourceName(binding::Resource::kExclusive),
+                                              binding::ResourceName(binding::Resource::kGpus),
+                                              binding::ResourceName(binding::Resource::kNvlink)}};
 
-  const std::string& Of(Resource resource) const { return names[resource]; }
+  const std::string& Of(binding::Resource resource) const { return names[resource]; }
   // Nothing if it is another resource.
-  std::optional<Resource> Parse(std::string_view name) const {
+  std::optional<binding::Resource> Parse(std::string_view name) const {
     const auto* const found = std::ranges::find(
-        kResources, name, [this](Resource resource) { return std::string_view(Of(resource)); });
-    return found == kResources.end() ? std::nullopt : std::optional(*found);
+        binding::kResources, name,
+        [this](binding::Resource resource) { return std::string_view(Of(resource)); });
+    return found == binding::kResources.end() ? std::nullopt : std::optional(*found);
   }
 };
 

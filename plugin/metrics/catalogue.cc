@@ -5,7 +5,7 @@
 
 #include "platform/base/status.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 using enum Metric;
@@ -311,4 +311,4 @@ std::string_view TypeName(MetricType type) {
 
 std::span<const MetricInfo> Metrics() { return kMetrics; }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 
 enum class MetricType : uint8_t { kGauge, kCounter, kHistogram };
 std::string_view TypeName(MetricType type);
@@ -143,4 +143,4 @@ inline constexpr bool kExperimental = true;
 std::span<const MetricInfo> Metrics();
 inline const MetricInfo& InfoOf(Metric metric) { return Metrics()[static_cast<size_t>(metric)]; }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

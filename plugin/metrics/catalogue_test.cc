@@ -7,7 +7,7 @@
 #include <set>
 #include <string>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 TEST(Catalogue, NamesFollowTheRules) {
@@ -55,4 +55,4 @@ TEST(Catalogue, HelpNeedsNoEscaping) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

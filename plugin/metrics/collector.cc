@@ -5,7 +5,7 @@
 #include "platform/base/clock.h"
 #include "platform/base/version.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 #ifdef __clang__
@@ -31,7 +31,7 @@ NodeView Collector::Gather(const Offer& offer, std::vector<Collected>* collected
     if (sources_.sampler != nullptr) facts.samples = sources_.sampler->Look();
     // A GPU that is unhealthy has its own metric.
     size_t healthy = 0;
-    for (const DeviceHealth& health : facts.health) healthy += health.healthy ? 1 : 0;
+    for (const inventory::DeviceHealth& health : facts.health) healthy += health.healthy ? 1 : 0;
     return facts.samples.size() >= healthy;
   });
   timed("bindings", [&] {
@@ -44,21 +44,21 @@ NodeView Collector::Gather(const Offer& offer, std::vector<Collected>* collected
   NodeViewBuilder builder(facts);
   timed("links", [&] {
     return sources_.keeper->EachLink(Deadline::AfterMs(kLinksMs),
-                                     [&](const LinkView& link) { builder.Add(link); });
+                                     [&](const keeper::LinkView& link) { builder.Add(link); });
   });
   return builder.Finish();
 }
 
-std::map<Resource, uint64_t> Collector::Bound() const {
-  std::map<Resource, uint64_t> bound;
-  for (const Resource resource : kResources) bound[resource] = 0;
+std::map<binding::Resource, uint64_t> Collector::Bound() const {
+  std::map<binding::Resource, uint64_t> bound;
+  for (const binding::Resource resource : binding::kResources) bound[resource] = 0;
   if (!book_) return bound;
-  for (const Binding& binding : book_->bindings) {
+  for (const binding::Binding& binding : book_->bindings) {
     bound[binding.resource] += binding.ids.size();
-    bound[Resource::kExclusive] += binding.exclusive.size();
-    bound[Resource::kNvlink] += binding.nvlink.size();
-    if (binding.resource == Resource::kMemory && binding.gpus.size() > 1) {
-      bound[Resource::kGpus] += binding.gpus.size();
+    bound[binding::Resource::kExclusive] += binding.exclusive.size();
+    bound[binding::Resource::kNvlink] += binding.nvlink.size();
+    if (binding.resource == binding::Resource::kMemory && binding.gpus.size() > 1) {
+      bound[binding::Resource::kGpus] += binding.gpus.size();
     }
   }
   return bound;
@@ -67,23 +67,23 @@ std::map<Resource, uint64_t> Collector::Bound() const {
 void Collector::WritePlugin(const Offer& offer, Exposition* out) {
   if (sources_.registration) {
     const kubelet::State state = sources_.registration();
-    for (const Resource resource : kResources) {
-      out->Add(Metric::kPluginRegistered, {ResourceName(resource)},
+    for (const binding::Resource resource : binding::kResources) {
+      out->Add(Metric::kPluginRegistered, {binding::ResourceName(resource)},
                uint64_t{state.Of(resource).usable()});
     }
-    for (const Resource resource : kResources) {
-      out->Add(Metric::kPluginRegistrations, {ResourceName(resource)},
+    for (const binding::Resource resource : binding::kResources) {
+      out->Add(Metric::kPluginRegistrations, {binding::ResourceName(resource)},
                state.Of(resource).registrations);
     }
   }
   for (const auto& [resource, ids] : offer.ids) {
-    out->Add(Metric::kPluginDevices, {ResourceName(resource)}, ids.devices);
+    out->Add(Metric::kPluginDevices, {binding::ResourceName(resource)}, ids.devices);
   }
   for (const auto& [resource, ids] : offer.ids) {
-    out->Add(Metric::kPluginUnhealthyDevices, {ResourceName(resource)}, ids.unhealthy);
+    out->Add(Metric::kPluginUnhealthyDevices, {binding::ResourceName(resource)}, ids.unhealthy);
   }
   for (const auto& [resource, count] : Bound()) {
-    out->Add(Metric::kPluginBoundDevices, {ResourceName(resource)}, count);
+    out->Add(Metric::kPluginBoundDevices, {binding::ResourceName(resource)}, count);
   }
   for (const std::string& missing : offer.missing) {
     out->Add(Metric::kMissingGpus, {missing}, uint64_t{1});
@@ -97,8 +97,10 @@ std::string Collector::MakeMetrics() {
   const Offer offer = sources_.offer();
   const NodeView node = Gather(offer, &collected);
   Exposition out(last_bytes_ + last_bytes_ / 8);
-  WriteGpus(node, sources_.sampler != nullptr ? sources_.sampler->driver_version() : "",
-            sources_.health != nullptr ? sources_.health->xids() : std::vector<XidCount>(), &out);
+  WriteGpus(
+      node, sources_.sampler != nullptr ? sources_.sampler->driver_version() : "",
+      sources_.health != nullptr ? sources_.health->xids() : std::vector<inventory::XidCount>(),
+      &out);
   WritePools(node, &out);
   // Before the counters are written: this call reports brokers that became ready to them.
   if (const auto counted = sources_.keeper->Count(Deadline::AfterMs(kLinksMs))) counted_ = *counted;
@@ -124,17 +126,17 @@ std::string Collector::MakeStatusJson() {
   const NodeView node = Gather(offer, &collected);
   StatusFacts facts{
       .node_name = sources_.node_name, .started_unix_ns = started_unix_ns_, .resources = {}};
-  if (!sources_.registration) return gpushm::plugin::StatusJson(node, facts);
-  const std::map<Resource, uint64_t> bound = Bound();
+  if (!sources_.registration) return metrics::StatusJson(node, facts);
+  const std::map<binding::Resource, uint64_t> bound = Bound();
   const kubelet::State state = sources_.registration();
   for (const auto& [resource, ids] : offer.ids) {
-    facts.resources.push_back({.name = ResourceName(resource),
+    facts.resources.push_back({.name = binding::ResourceName(resource),
                                .registered = state.Of(resource).usable(),
                                .devices = ids.devices,
                                .unhealthy = ids.unhealthy,
                                .bound = bound.at(resource)});
   }
-  return gpushm::plugin::StatusJson(node, facts);
+  return metrics::StatusJson(node, facts);
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

@@ -26,7 +26,7 @@
 #include "plugin/metrics/node_view.h"
 #include "plugin/metrics/shared_answer.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 
 // What the plugin advertises to the kubelet.
 struct Offer {
@@ -34,9 +34,9 @@ struct Offer {
     uint64_t devices = 0;
     uint64_t unhealthy = 0;
   };
-  std::vector<Device> devices;
-  std::vector<Gpu> gpus;  // In the same order.
-  std::map<Resource, Ids> ids;
+  std::vector<inventory::Device> devices;
+  std::vector<binding::Gpu> gpus;  // In the same order.
+  std::map<binding::Resource, Ids> ids;
   std::vector<std::string> missing;  // As in Advertisement.
 };
 
@@ -48,9 +48,9 @@ class Collector {
     std::function<Offer()> offer;
     uint64_t unit_bytes = 0;
     // Nothing while a decision is in progress.
-    std::function<std::optional<BookView>()> book;
-    Keeper* keeper = nullptr;
-    const HealthMonitor* health = nullptr;
+    std::function<std::optional<binding::BookView>()> book;
+    keeper::Keeper* keeper = nullptr;
+    const inventory::HealthMonitor* health = nullptr;
     const GpuSampler* sampler = nullptr;
     std::function<kubelet::State()> registration;
     const Counters* counters = nullptr;
@@ -76,14 +76,14 @@ class Collector {
   std::string MakeMetrics();
   std::string MakeStatusJson();
   NodeView Gather(const Offer& offer, std::vector<Collected>* collected);
-  std::map<Resource, uint64_t> Bound() const;
+  std::map<binding::Resource, uint64_t> Bound() const;
   void WritePlugin(const Offer& offer, Exposition* out);
 
   const Sources sources_;
   const int64_t started_unix_ns_ = UnixNs();
-  std::mutex mutex_;                   // Guards the members below.
-  std::optional<BookView> book_;       // As last read.
-  protocol::CounterValues counted_{};  // As last read.
+  std::mutex mutex_;                       // Guards the members below.
+  std::optional<binding::BookView> book_;  // As last read.
+  protocol::CounterValues counted_{};      // As last read.
   size_t last_bytes_ = 0;
   SharedAnswer metrics_{[this] { return MakeMetrics(); }};
   SharedAnswer status_{[this] { return MakeStatusJson(); }};
@@ -92,7 +92,7 @@ class Collector {
 // ---- the parts, all pure
 
 void WriteGpus(const NodeView& node, const std::string& driver_version,
-               const std::vector<XidCount>& xids, Exposition* out);
+               const std::vector<inventory::XidCount>& xids, Exposition* out);
 void WritePools(const NodeView& node, Exposition* out);
 void WriteNode(const NodeView& node, const protocol::CounterValues& counted, Exposition* out);
 // Writes process_*; false if /proc does not have the values.
@@ -106,4 +106,4 @@ struct StatusFacts {
 // docs/reference/status.md.
 std::string StatusJson(const NodeView& node, const StatusFacts& facts);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

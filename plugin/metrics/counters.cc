@@ -3,7 +3,7 @@
 #include <array>
 #include <string>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 using Kind = kubelet::CallRecord::Kind;
@@ -29,7 +29,7 @@ Counters::Calls::Calls() : seconds(kCallSeconds) {
 
 Counters::Counters() : broker_ready_(kReadySeconds) {
   for (const Kind kind : kKinds) {
-    for (const Resource resource : kResources) calls_[{kind, resource}];
+    for (const binding::Resource resource : binding::kResources) calls_[{kind, resource}];
   }
 }
 
@@ -42,18 +42,18 @@ void Counters::Note(const kubelet::CallRecord& record) {
 
 void Counters::WriteCalls(Kind kind, Metric total, Metric errors, Metric seconds,
                           Exposition* out) const {
-  std::array<prometheus::ClientMetric::Histogram, kResources.size()> histograms;
-  for (size_t i = 0; i < kResources.size(); ++i) {
-    histograms[i] = calls_.at({kind, kResources[i]}).seconds.Collect().histogram;
-    out->Add(total, {ResourceName(kResources[i])}, histograms[i].sample_count);
+  std::array<prometheus::ClientMetric::Histogram, binding::kResources.size()> histograms;
+  for (size_t i = 0; i < binding::kResources.size(); ++i) {
+    histograms[i] = calls_.at({kind, binding::kResources[i]}).seconds.Collect().histogram;
+    out->Add(total, {binding::ResourceName(binding::kResources[i])}, histograms[i].sample_count);
   }
-  for (const Resource resource : kResources) {
+  for (const binding::Resource resource : binding::kResources) {
     for (const auto& [code, count] : calls_.at({kind, resource}).errors) {
-      out->Add(errors, {ResourceName(resource), CodeName(code)}, count);
+      out->Add(errors, {binding::ResourceName(resource), CodeName(code)}, count);
     }
   }
-  for (size_t i = 0; i < kResources.size(); ++i) {
-    out->Add(seconds, {ResourceName(kResources[i])}, histograms[i]);
+  for (size_t i = 0; i < binding::kResources.size(); ++i) {
+    out->Add(seconds, {binding::ResourceName(binding::kResources[i])}, histograms[i]);
   }
 }
 
@@ -69,4 +69,4 @@ void Counters::Write(Exposition* out) const {
   out->Add(Metric::kFuseAborts, {}, fuse_aborts_.load());
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

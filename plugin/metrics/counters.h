@@ -15,7 +15,7 @@
 #include "plugin/kubelet/plugin_server.h"
 #include "plugin/metrics/exposition.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 
 class Counters {
  public:
@@ -24,9 +24,9 @@ class Counters {
   void Note(const kubelet::CallRecord& record);
   void BrokerReady(double seconds) { broker_ready_.Observe(seconds); }
   void PodListFailed() { ++pod_list_errors_; }
-  void Foreign(ForeignStep step) {
-    if (step == ForeignStep::kRefused) ++foreign_descriptors_;
-    if (step == ForeignStep::kAborted) ++fuse_aborts_;
+  void Foreign(keeper::ForeignStep step) {
+    if (step == keeper::ForeignStep::kRefused) ++foreign_descriptors_;
+    if (step == keeper::ForeignStep::kAborted) ++fuse_aborts_;
   }
 
   // Writes kPluginAllocations to kFuseAborts.
@@ -38,7 +38,7 @@ class Counters {
     prometheus::Histogram seconds;
     std::map<Code, uint64_t> errors;
   };
-  using Key = std::pair<kubelet::CallRecord::Kind, Resource>;
+  using Key = std::pair<kubelet::CallRecord::Kind, binding::Resource>;
   void WriteCalls(kubelet::CallRecord::Kind kind, Metric total, Metric errors, Metric seconds,
                   Exposition* out) const;
 
@@ -50,4 +50,4 @@ class Counters {
   std::atomic<uint64_t> fuse_aborts_ = 0;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

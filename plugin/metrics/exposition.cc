@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 // Names of GPUs come from the driver. All others come from Kubernetes, which allows ASCII only.
@@ -120,4 +120,4 @@ void Exposition::Add(Metric metric, LabelValues labels,
   Line(value.sample_count);
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

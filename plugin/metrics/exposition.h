@@ -23,7 +23,7 @@
 
 #include "plugin/metrics/catalogue.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 
 // For Content-Type; Prometheus 3 refuses an answer without it.
 inline constexpr std::string_view kExpositionType = "text/plain; version=0.0.4; charset=utf-8";
@@ -55,4 +55,4 @@ class Exposition {
   std::string out_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

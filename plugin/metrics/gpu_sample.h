@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 
 // Reasons for reduced clocks, by the bit of nvmlClocksEventReason*.
 struct ClockReason {
@@ -51,4 +51,4 @@ struct GpuSample {
   std::map<std::string, uint64_t> outside_mps;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

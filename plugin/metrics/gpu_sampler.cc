@@ -11,7 +11,7 @@
 #include "platform/base/clock.h"
 #include "plugin/metrics/mps_processes.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 constexpr int kTries = 3;  // Invariant 2.
@@ -132,14 +132,14 @@ std::optional<std::vector<nvmlProcessInfo_t>> ListProcesses(Function function,
 }
 
 void ReadPrivate(const std::vector<nvmlProcessInfo_t>& processes,
-                 const std::vector<ClientProcess>& clients, GpuSample* sample) {
+                 const std::vector<keeper::ClientProcess>& clients, GpuSample* sample) {
   struct Sum {
     uint64_t used_bytes = 0;
     uint64_t offered_bytes = 0;
   };
   std::map<std::pair<std::string, std::string>, Sum> sums;  // Keyed by allocation and container.
   std::set<uint32_t> counted;                               // A process can be several clients.
-  for (const ClientProcess& client : clients) {
+  for (const keeper::ClientProcess& client : clients) {
     const auto found = std::ranges::find(processes, client.pid, &nvmlProcessInfo_t::pid);
     // All bits set means that the driver does not know (vGPU, WDDM).
     if (found == processes.end() || found->usedGpuMemory == ~uint64_t{0}) continue;
@@ -157,8 +157,8 @@ void ReadPrivate(const std::vector<nvmlProcessInfo_t>& processes,
 
 }  // namespace
 
-GpuSampler::GpuSampler(const NvmlApi& nvml, std::vector<Device> devices, int64_t period_ms,
-                       Sources sources)
+GpuSampler::GpuSampler(const NvmlApi& nvml, std::vector<inventory::Device> devices,
+                       int64_t period_ms, Sources sources)
     : nvml_(nvml),
       devices_(std::move(devices)),
       period_ms_(period_ms),
@@ -191,7 +191,7 @@ void GpuSampler::Run() {
 
 void GpuSampler::SampleAll() {
   std::map<std::string, GpuSample> samples;
-  for (const Device& device : devices_) {
+  for (const inventory::Device& device : devices_) {
     const auto use = nvml_.Use();
     nvmlDevice_t handle{};
     if (nvml_.nvmlDeviceGetHandleByUUID(device.uuid.c_str(), &handle) != NVML_SUCCESS) continue;
@@ -201,7 +201,8 @@ void GpuSampler::SampleAll() {
   samples_ = std::move(samples);
 }
 
-std::optional<GpuSample> GpuSampler::Sample(const Device& device, nvmlDevice_t handle) const {
+std::optional<GpuSample> GpuSampler::Sample(const inventory::Device& device,
+                                            nvmlDevice_t handle) const {
   GpuSample sample;
   sample.unix_ns = UnixNs();
   // NVML answers handle and PCI address from its cache; this call reaches the GPU itself.
@@ -213,7 +214,8 @@ std::optional<GpuSample> GpuSampler::Sample(const Device& device, nvmlDevice_t h
   return sample;
 }
 
-bool GpuSampler::ReadMemory(const Device& device, nvmlDevice_t handle, GpuSample* sample) const {
+bool GpuSampler::ReadMemory(const inventory::Device& device, nvmlDevice_t handle,
+                            GpuSample* sample) const {
   for (int i = 0; i < kTries; ++i) {
     const uint64_t before = BytesOf(sources_.buffers(), device.uuid);
     nvmlMemory_t memory{};
@@ -233,7 +235,7 @@ bool GpuSampler::ReadMemory(const Device& device, nvmlDevice_t handle, GpuSample
 void GpuSampler::ReadProcesses(nvmlDevice_t handle, GpuSample* sample) const {
   const auto processes = ListProcesses(nvml_.nvmlDeviceGetComputeRunningProcesses_v3, handle);
   if (!processes) return;
-  const NodeProcesses node = sources_.processes();
+  const keeper::NodeProcesses node = sources_.processes();
   ReadPrivate(*processes, node.clients, sample);
   if (node.mps_pods.empty()) return;
   // Drivers from before 2021 lack it.
@@ -252,4 +254,4 @@ std::map<std::string, GpuSample> GpuSampler::Look() const {
   return fresh;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

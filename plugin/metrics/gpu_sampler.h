@@ -28,7 +28,7 @@
 #include "plugin/keeper/link_view.h"
 #include "plugin/metrics/gpu_sample.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 
 class GpuSampler {
  public:
@@ -36,12 +36,13 @@ class GpuSampler {
     // Physical bytes of the buffers on each GPU, by UUID.
     std::function<std::map<std::string, uint64_t>()> buffers;
     // Processes of pods whose PIDs are visible to the plugin. Empty function: none are.
-    std::function<NodeProcesses()> processes;
+    std::function<keeper::NodeProcesses()> processes;
     std::string proc = "/proc";
   };
   static constexpr int kStaleRounds = 3;
 
-  GpuSampler(const NvmlApi& nvml, std::vector<Device> devices, int64_t period_ms, Sources sources);
+  GpuSampler(const NvmlApi& nvml, std::vector<inventory::Device> devices, int64_t period_ms,
+             Sources sources);
   GpuSampler(const GpuSampler&) = delete;
   GpuSampler& operator=(const GpuSampler&) = delete;
   ~GpuSampler();
@@ -55,12 +56,12 @@ class GpuSampler {
   void Run();
   void SampleAll();
   // Nothing: the GPU does not answer.
-  std::optional<GpuSample> Sample(const Device& device, nvmlDevice_t handle) const;
-  bool ReadMemory(const Device& device, nvmlDevice_t handle, GpuSample* sample) const;
+  std::optional<GpuSample> Sample(const inventory::Device& device, nvmlDevice_t handle) const;
+  bool ReadMemory(const inventory::Device& device, nvmlDevice_t handle, GpuSample* sample) const;
   void ReadProcesses(nvmlDevice_t handle, GpuSample* sample) const;
 
   const NvmlApi& nvml_;
-  const std::vector<Device> devices_;
+  const std::vector<inventory::Device> devices_;
   const int64_t period_ms_;
   const Sources sources_;
   std::string driver_version_;
@@ -72,4 +73,4 @@ class GpuSampler {
   std::thread thread_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

@@ -15,7 +15,7 @@
 #include "platform/base/testing.h"
 #include "platform/driver/device.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 using ::testing::IsEmpty;
@@ -61,9 +61,9 @@ class GpuSamplerTest : public ::testing::Test {
   }
   static void Faults(const std::string& text) { Write("faults.yaml", text); }
 
-  static std::vector<Device> Devices(const std::vector<std::string>& uuids) {
-    std::vector<Device> devices = *ReadDevices(Nvml());
-    std::erase_if(devices, [&](const Device& device) {
+  static std::vector<inventory::Device> Devices(const std::vector<std::string>& uuids) {
+    std::vector<inventory::Device> devices = *inventory::ReadDevices(Nvml());
+    std::erase_if(devices, [&](const inventory::Device& device) {
       return std::ranges::find(uuids, device.uuid) == uuids.end();
     });
     return devices;
@@ -226,11 +226,11 @@ TEST_F(GpuSamplerTest, PrivateBytesAreOfTheProcessesThatNvmlShows) {
   const auto self = static_cast<uint32_t>(getpid());
   const auto clients = [&] {
     const uint64_t bytes = offered;
-    return NodeProcesses{.clients = {{1, "m0000", "app", bytes},
-                                     {self, "m0000", "app", bytes},
-                                     {self, "m0000", "app", bytes},
-                                     {2, "m0001", "app", 0}},
-                         .mps_pods = {}};
+    return keeper::NodeProcesses{.clients = {{1, "m0000", "app", bytes},
+                                             {self, "m0000", "app", bytes},
+                                             {self, "m0000", "app", bytes},
+                                             {2, "m0001", "app", 0}},
+                                 .mps_pods = {}};
   };
   const GpuSampler sampler(Nvml(), Devices({kGpuA, kGpuB}), kPeriodMs,
                            {.buffers = Buffers(0), .processes = clients});
@@ -265,7 +265,7 @@ TEST_F(GpuSamplerTest, CountsProcessesOutsideTheirPodsMps) {
   write(2, "/pods/pod-b/broker");
   write(self, "/pods/pod-a/app");
   const auto processes = [&] {
-    return NodeProcesses{.clients = {}, .mps_pods = {{"m0000", 1}, {"m0001", 2}}};
+    return keeper::NodeProcesses{.clients = {}, .mps_pods = {{"m0000", 1}, {"m0001", 2}}};
   };
   const GpuSampler sampler(
       Nvml(), Devices({kGpuA}), kPeriodMs,
@@ -278,4 +278,4 @@ TEST_F(GpuSamplerTest, CountsProcessesOutsideTheirPodsMps) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

@@ -5,7 +5,7 @@
 
 #include "platform/base/status.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 // The container's cgroup: .../POD/CONTAINER. Empty: the process has ended, or is in none. A line of
@@ -41,7 +41,7 @@ bool IsServer(uint32_t pid, const std::string& proc) {
 
 std::map<std::string, uint64_t> OutsideMps(const std::vector<nvmlProcessInfo_t>& on_gpu,
                                            const std::vector<nvmlProcessInfo_t>& served,
-                                           const std::vector<MpsPod>& pods,
+                                           const std::vector<keeper::MpsPod>& pods,
                                            const std::string& proc) {
   std::vector<std::string> unserved;  // Cgroups of processes.
   for (const nvmlProcessInfo_t& process : on_gpu) {
@@ -49,7 +49,7 @@ std::map<std::string, uint64_t> OutsideMps(const std::vector<nvmlProcessInfo_t>&
     if (!IsServer(process.pid, proc)) unserved.push_back(CgroupOf(process.pid, proc));
   }
   std::map<std::string, uint64_t> counts;
-  for (const MpsPod& pod : pods) {
+  for (const keeper::MpsPod& pod : pods) {
     const std::string broker = CgroupOf(pod.broker_pid, proc);
     const std::string whole = broker.substr(0, std::min(broker.rfind('/'), broker.size()));
     // Kubelets name it .../podUID or ...-podUID.slice. Without one, the parent has other services
@@ -64,4 +64,4 @@ std::map<std::string, uint64_t> OutsideMps(const std::vector<nvmlProcessInfo_t>&
   return counts;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

@@ -14,14 +14,14 @@
 
 #include "plugin/keeper/link_view.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 
 // Their number for each pod, by allocation, without those of the broker's container and the MPS
 // server. `on_gpu` and `served`: NVML's lists of all processes and of the clients of MPS. A process
 // belongs to the pod whose cgroup it is in, as `proc` says, the folder of the node's processes.
 std::map<std::string, uint64_t> OutsideMps(const std::vector<nvmlProcessInfo_t>& on_gpu,
                                            const std::vector<nvmlProcessInfo_t>& served,
-                                           const std::vector<MpsPod>& pods,
+                                           const std::vector<keeper::MpsPod>& pods,
                                            const std::string& proc);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

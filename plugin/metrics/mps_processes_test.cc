@@ -10,7 +10,7 @@
 
 #include "platform/base/testing.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 using ::testing::IsEmpty;
@@ -35,7 +35,7 @@ class MpsProcessesTest : public ::testing::Test {
     on_gpu_.push_back(Process(pid));
     return pid;
   }
-  std::map<std::string, uint64_t> Count(const std::vector<MpsPod>& pods) const {
+  std::map<std::string, uint64_t> Count(const std::vector<keeper::MpsPod>& pods) const {
     return OutsideMps(on_gpu_, served_, pods, proc_.path());
   }
 
@@ -83,4 +83,4 @@ TEST_F(MpsProcessesTest, WhatEndedOrIsInNoPodIsNotCounted) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 using AttachmentKey = std::pair<std::string, std::string>;  // Container and access.
@@ -17,7 +17,7 @@ uint64_t ShareOf(uint64_t bytes, uint64_t part, uint64_t whole) {
 }
 
 // The same as registry::ContentBytes, from what the broker shows.
-uint64_t ContentOf(const BufferView& buffer, const GenerationView& generation) {
+uint64_t ContentOf(const keeper::BufferView& buffer, const keeper::GenerationView& generation) {
   const bool there = buffer.state == registry::BufferState::kReady ||
                      buffer.state == registry::BufferState::kWriterDied;
   const uint64_t loaded_bytes = std::min(buffer.loaded_bytes, generation.size_bytes);
@@ -29,10 +29,10 @@ uint64_t ContentOf(const BufferView& buffer, const GenerationView& generation) {
 class PoolBuilder {
  public:
   // `may_show` decides on the name of another pod that shares the claim.
-  PoolBuilder(const LinkView& link, const Pod& pod, uint32_t number,
+  PoolBuilder(const keeper::LinkView& link, const binding::Pod& pod, uint32_t number,
               const std::function<bool(const std::string&)>& may_show)
       : link_(link) {
-    for (const ClientView& client : link.clients) {
+    for (const keeper::ClientView& client : link.clients) {
       const size_t slash = client.container.find('/');
       const bool shown = slash == std::string::npos || may_show(client.container.substr(0, slash));
       holders_.push_back(shown ? client.container : protocol::kOtherPods);
@@ -54,20 +54,21 @@ class PoolBuilder {
 
   PoolView Build() {
     ChooseContainers();
-    for (const LeaseView& lease : link_.leases) {
+    for (const keeper::LeaseView& lease : link_.leases) {
       if (link_.clients[lease.client].alive) leases_[lease.generation].push_back(&lease);
     }
     // The sidecar is listed even if it holds nothing.
     Container(std::string(kSidecarName));
     if (pool_.number == 0) AddWhatThePodHasOnce();
-    for (const ContainerCounters& counted : link_.counters) {
+    for (const keeper::ContainerCounters& counted : link_.counters) {
       PoolContainer& container = Container(counted.container);
       if (shown_.contains(counted.container)) container.private_limit_bytes = counted.private_bytes;
     }
-    for (const BufferView& buffer : link_.buffers) {
-      const bool here = std::ranges::any_of(
-          buffer.generations,
-          [this](const GenerationView& generation) { return generation.gpu == pool_.number; });
+    for (const keeper::BufferView& buffer : link_.buffers) {
+      const bool here =
+          std::ranges::any_of(buffer.generations, [this](const keeper::GenerationView& generation) {
+            return generation.gpu == pool_.number;
+          });
       if (here || (buffer.generations.empty() && pool_.number == 0)) AddBuffer(buffer);
     }
     BoundBuffers();
@@ -87,12 +88,12 @@ class PoolBuilder {
     for (size_t i = 0; i < holders_.size(); ++i) {
       if (link_.clients[i].alive) ++Container(holders_[i]).clients;
     }
-    for (const ContainerCounters& counted : link_.counters) {
+    for (const keeper::ContainerCounters& counted : link_.counters) {
       PoolContainer& container = Container(counted.container);
       if (!container.counters) container.counters.emplace();
       protocol::AddCounters(counted.values, &*container.counters);
     }
-    for (const SyncView& sync : link_.syncs) {
+    for (const keeper::SyncView& sync : link_.syncs) {
       ++pool_.syncs[sync.kind][static_cast<size_t>(sync.state)];
     }
   }
@@ -105,8 +106,8 @@ class PoolBuilder {
     for (const std::string& holder : holders_) {
       (holder.contains('/') ? of_others : all).insert(holder);
     }
-    for (const ContainerCounters& counted : link_.counters) all.insert(counted.container);
-    for (const BufferView& buffer : link_.buffers) {
+    for (const keeper::ContainerCounters& counted : link_.counters) all.insert(counted.container);
+    for (const keeper::BufferView& buffer : link_.buffers) {
       if (!buffer.creator.empty()) all.insert(buffer.creator);
     }
     // Those of other pods last: they choose their names themselves.
@@ -122,14 +123,14 @@ class PoolBuilder {
   }
   PoolContainer& Container(const std::string& name) { return containers_[Shown(name)]; }
 
-  void AddBuffer(const BufferView& buffer) {
+  void AddBuffer(const keeper::BufferView& buffer) {
     PoolBuffer shown;
     shown.name = buffer.name;
     shown.creator = buffer.creator;
     shown.state = buffer.current == 0 ? "unpublished" : registry::BufferStateName(buffer.state);
     if (buffer.state == registry::BufferState::kLoading) shown.loaded_bytes = buffer.loaded_bytes;
     std::map<AttachmentKey, status::Attachment> attachments;
-    for (const GenerationView& generation : buffer.generations) {
+    for (const keeper::GenerationView& generation : buffer.generations) {
       if (generation.gpu != pool_.number) continue;
       ++shown.generations;
       shown.allocated_bytes += generation.mapped_bytes;
@@ -147,7 +148,7 @@ class PoolBuilder {
     pool_.buffers.push_back(std::move(shown));
   }
 
-  void AddGeneration(const BufferView& buffer, const GenerationView& generation,
+  void AddGeneration(const keeper::BufferView& buffer, const keeper::GenerationView& generation,
                      std::map<AttachmentKey, status::Attachment>* attachments) {
     const auto found = leases_.find(generation.generation);
     if (found == leases_.end()) {
@@ -156,9 +157,9 @@ class PoolBuilder {
           generation.mapped_bytes;
       return;
     }
-    const std::vector<const LeaseView*>& leases = found->second;
+    const std::vector<const keeper::LeaseView*>& leases = found->second;
     std::map<AttachmentKey, uint64_t> counts;
-    for (const LeaseView* const lease : leases) {
+    for (const keeper::LeaseView* const lease : leases) {
       ++counts[{Shown(holders_[lease->client]), AccessName(lease->access)}];
     }
     saved_bytes_ += generation.mapped_bytes * (leases.size() - 1);
@@ -247,20 +248,21 @@ class PoolBuilder {
     }
   }
 
-  const LinkView& link_;
+  const keeper::LinkView& link_;
   std::vector<std::string> holders_;  // Names of containers, by the index of the client.
   PoolView pool_;
-  std::set<std::string> shown_;                               // Names of containers.
-  std::map<uint64_t, std::vector<const LeaseView*>> leases_;  // Keyed by generation.
+  std::set<std::string> shown_;                                       // Names of containers.
+  std::map<uint64_t, std::vector<const keeper::LeaseView*>> leases_;  // Keyed by generation.
   std::map<std::string, PoolContainer> containers_;
   uint64_t saved_bytes_ = 0;
   uint64_t physical_bytes_ = 0;
 };
 
-std::map<std::string, Binding> MemoryByName(const std::vector<Binding>& bindings) {
-  std::map<std::string, Binding> by_name;
-  for (const Binding& binding : bindings) {
-    if (binding.resource == Resource::kMemory) by_name.emplace(binding.name(), binding);
+std::map<std::string, binding::Binding> MemoryByName(
+    const std::vector<binding::Binding>& bindings) {
+  std::map<std::string, binding::Binding> by_name;
+  for (const binding::Binding& binding : bindings) {
+    if (binding.resource == binding::Resource::kMemory) by_name.emplace(binding.name(), binding);
   }
   return by_name;
 }
@@ -275,7 +277,7 @@ std::vector<GpuView> GpusOf(const NodeFacts& facts) {
                 .drained = {},
                 .exclusive_to = {},
                 .sample = {}};
-    const auto alone = std::ranges::find_if(facts.bindings, [&](const Binding& binding) {
+    const auto alone = std::ranges::find_if(facts.bindings, [&](const binding::Binding& binding) {
       return binding.Has(gpu.device.uuid) && !binding.exclusive.empty();
     });
     if (alone != facts.bindings.end()) gpu.exclusive_to = alone->owner.pod.ToString();
@@ -284,7 +286,8 @@ std::vector<GpuView> GpusOf(const NodeFacts& facts) {
       gpu.taken_by = facts.gpus[i].taken_by;
       gpu.drained = facts.gpus[i].drained;
     }
-    const auto health = std::ranges::find(facts.health, gpu.device.uuid, &DeviceHealth::uuid);
+    const auto health =
+        std::ranges::find(facts.health, gpu.device.uuid, &inventory::DeviceHealth::uuid);
     if (health != facts.health.end()) {
       gpu.healthy = health->healthy;
       gpu.reason = health->reason;
@@ -305,28 +308,29 @@ NodeViewBuilder::NodeViewBuilder(const NodeFacts& facts)
   for (const auto& [name, binding] : bindings_) pods_.emplace(binding.owner.pod, name);
 }
 
-void NodeViewBuilder::Add(const LinkView& link) {
+void NodeViewBuilder::Add(const keeper::LinkView& link) {
   if (!link.allocated) return;
   const auto binding = bindings_.find(link.name);
   // Without Kubernetes, or if another pod now has these device IDs, the allocation's name
   // identifies the pool.
-  Pod pod{"", link.name};
+  binding::Pod pod{"", link.name};
   if (binding != bindings_.end() && !binding->second.owner.pod.name.empty()) {
     pod = binding->second.owner.pod;
     // Of a claim that pods share, the book knows only the pod for which it was prepared.
-    if (binding->second.others != Others::kNone && !link.broker_pod.empty()) {
-      const Pod stated{pod.name_space, link.broker_pod};
+    if (binding->second.others != claims::Others::kNone && !link.broker_pod.empty()) {
+      const binding::Pod stated{pod.name_space, link.broker_pod};
       if (MayShow(link, stated)) pod = stated;
     }
   }
   for (uint32_t number = 0; number < link.gpus.size(); ++number) AddPool(link, pod, number);
 }
 
-bool NodeViewBuilder::MayShow(const LinkView& link, const Pod& pod) {
+bool NodeViewBuilder::MayShow(const keeper::LinkView& link, const binding::Pod& pod) {
   return pods_.emplace(pod, link.name).first->second == link.name;
 }
 
-void NodeViewBuilder::AddPool(const LinkView& link, const Pod& pod, uint32_t number) {
+void NodeViewBuilder::AddPool(const keeper::LinkView& link, const binding::Pod& pod,
+                              uint32_t number) {
   PoolBuilder builder(link, pod, number, [&](const std::string& name) {
     return name != pod.name && MayShow(link, {pod.name_space, name});
   });
@@ -366,4 +370,4 @@ NodeView NodeViewBuilder::Finish() {
   return std::move(node_);
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

@@ -38,7 +38,7 @@
 #include "plugin/keeper/link_view.h"
 #include "plugin/metrics/gpu_sample.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 
 // The name that the injector gives to the sidecar container.
 inline constexpr std::string_view kSidecarName = "gpushm";
@@ -69,7 +69,7 @@ struct PoolContainer : status::Container {
 // pod as a whole is with its first GPU: connected processes, counters, signals, MPS.
 struct PoolView {
   std::string allocation;  // "m0003"
-  Pod pod;                 // Empty without Kubernetes.
+  binding::Pod pod;        // Empty without Kubernetes.
   std::string gpu;
   uint32_t number = 0;    // Of that GPU in the pod.
   uint32_t pod_gpus = 1;  // How many the pod has.
@@ -82,12 +82,12 @@ struct PoolView {
   std::vector<PoolContainer> containers;  // Sorted by name; includes the sidecar.
   // Number of signals, barriers and rings, by kind, then by SyncState. Contains the kinds that
   // exist.
-  std::map<sync::Kind, std::array<uint64_t, kSyncStateNames.size()>> syncs;
+  std::map<sync::Kind, std::array<uint64_t, keeper::kSyncStateNames.size()>> syncs;
   std::optional<status::Mps> mps;  // If the pod asked for it.
 };
 
 struct GpuView {
-  Device device;
+  inventory::Device device;
   bool healthy = true;
   std::string reason;
   std::string taken_by;      // As in Gpu.
@@ -107,12 +107,12 @@ struct NodeView {
 };
 
 struct NodeFacts {
-  std::vector<Device> devices;
-  std::vector<Gpu> gpus;  // In the same order.
+  std::vector<inventory::Device> devices;
+  std::vector<binding::Gpu> gpus;  // In the same order.
   uint64_t unit_bytes = 0;
-  std::vector<DeviceHealth> health;
+  std::vector<inventory::DeviceHealth> health;
   std::map<std::string, GpuSample> samples;  // Keyed by UUID.
-  std::vector<Binding> bindings;
+  std::vector<binding::Binding> bindings;
   std::set<std::string> unlisted;  // As from Book.
 };
 
@@ -123,17 +123,17 @@ class NodeViewBuilder {
   explicit NodeViewBuilder(const NodeFacts& facts);
 
   // Links must come sorted by name.
-  void Add(const LinkView& link);
+  void Add(const keeper::LinkView& link);
   NodeView Finish();
 
  private:
-  void AddPool(const LinkView& link, const Pod& pod, uint32_t number);
+  void AddPool(const keeper::LinkView& link, const binding::Pod& pod, uint32_t number);
   // Whether what the link says of another pod may be shown under that pod's name: nothing else is.
-  bool MayShow(const LinkView& link, const Pod& pod);
+  bool MayShow(const keeper::LinkView& link, const binding::Pod& pod);
   const NodeFacts& facts_;
-  const std::map<std::string, Binding> bindings_;  // Of memory, keyed by allocation.
-  std::map<Pod, std::string> pods_;                // The allocation that a pod's name belongs to.
+  const std::map<std::string, binding::Binding> bindings_;  // Of memory, keyed by allocation.
+  std::map<binding::Pod, std::string> pods_;  // The allocation that a pod's name belongs to.
   NodeView node_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

@@ -13,7 +13,7 @@
 
 #include "contract/registry/testing.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 using protocol::WireAccess;
@@ -26,12 +26,12 @@ constexpr char kGpu[] = "GPU-a";
 
 // The builder's input, with its links.
 struct Node : NodeFacts {
-  std::vector<LinkView> links;
+  std::vector<keeper::LinkView> links;
 };
 
 NodeView BuildNodeView(const Node& node) {
   NodeViewBuilder builder(node);
-  for (const LinkView& link : node.links) builder.Add(link);
+  for (const keeper::LinkView& link : node.links) builder.Add(link);
   return builder.Finish();
 }
 
@@ -43,8 +43,8 @@ Node Facts() {
   return facts;
 }
 
-LinkView Link(const std::string& name = "m0000") {
-  LinkView link;
+keeper::LinkView Link(const std::string& name = "m0000") {
+  keeper::LinkView link;
   link.name = name;
   link.gpus = {{kGpu, {}}};
   link.pool_bytes = 100 * kMi;
@@ -52,8 +52,8 @@ LinkView Link(const std::string& name = "m0000") {
   return link;
 }
 
-void AddBuffer(LinkView* link, const std::string& name, uint64_t generation, uint64_t mapped_bytes,
-               bool pooled = true) {
+void AddBuffer(keeper::LinkView* link, const std::string& name, uint64_t generation,
+               uint64_t mapped_bytes, bool pooled = true) {
   link->buffers.push_back({.name = name,
                            .creator = pooled ? "" : "app",
                            .state = registry::BufferState::kReady,
@@ -66,9 +66,9 @@ void AddBuffer(LinkView* link, const std::string& name, uint64_t generation, uin
                                             .created_unix_ns = 7}}});
 }
 
-void AddLease(LinkView* link, const std::string& container, uint64_t generation,
+void AddLease(keeper::LinkView* link, const std::string& container, uint64_t generation,
               WireAccess access = WireAccess::kRead, bool alive = true) {
-  const auto known = std::ranges::find_if(link->clients, [&](const ClientView& client) {
+  const auto known = std::ranges::find_if(link->clients, [&](const keeper::ClientView& client) {
     return client.container == container && client.alive == alive;
   });
   const auto place = static_cast<uint32_t>(known - link->clients.begin());
@@ -91,7 +91,7 @@ const PoolContainer& ContainerOf(const PoolView& pool, const std::string& name) 
 
 TEST(NodeView, BytesThatNobodyAttachedAreTheSidecarS) {
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   AddBuffer(&link, "weights", 1, 8 * kMi);
   facts.links.push_back(link);
   const NodeView node = BuildNodeView(facts);
@@ -106,8 +106,8 @@ TEST(NodeView, BytesThatNobodyAttachedAreTheSidecarS) {
   EXPECT_EQ(node.gpus[0].saved_bytes, 0U);
 }
 
-Binding ClaimOf(const std::string& name, const std::string& pod, Others others) {
-  return {.resource = Resource::kMemory,
+binding::Binding ClaimOf(const std::string& name, const std::string& pod, claims::Others others) {
+  return {.resource = binding::Resource::kMemory,
           .ids = {name},
           .gpus = {kGpu},
           .owner = {{"team", pod}, ""},
@@ -120,9 +120,9 @@ Binding ClaimOf(const std::string& name, const std::string& pod, Others others) 
 // another claim; the owner is not the pod for which the claim was prepared.
 TEST(NodeView, TheBytesOfASharedClaimAreSplitOverItsPods) {
   Node facts = Facts();
-  facts.bindings = {ClaimOf("m0000", "servers-1", Others::kRead),
-                    ClaimOf("m0001", "victim", Others::kNone)};
-  LinkView link = Link();
+  facts.bindings = {ClaimOf("m0000", "servers-1", claims::Others::kRead),
+                    ClaimOf("m0001", "victim", claims::Others::kNone)};
+  keeper::LinkView link = Link();
   link.broker_pod = "weights-2";
   AddBuffer(&link, "weights", 1, 9 * kMi);
   AddLease(&link, "app", 1);
@@ -143,12 +143,12 @@ TEST(NodeView, TheBytesOfASharedClaimAreSplitOverItsPods) {
 
 TEST(NodeView, ABrokerIsNotShownUnderTheNameOfAnotherPod) {
   Node facts = Facts();
-  facts.bindings = {ClaimOf("m0000", "first", Others::kRead),
-                    ClaimOf("m0001", "victim", Others::kNone),
-                    ClaimOf("m0002", "own", Others::kNone)};
-  LinkView liar = Link();
+  facts.bindings = {ClaimOf("m0000", "first", claims::Others::kRead),
+                    ClaimOf("m0001", "victim", claims::Others::kNone),
+                    ClaimOf("m0002", "own", claims::Others::kNone)};
+  keeper::LinkView liar = Link();
   liar.broker_pod = "victim";
-  LinkView alone = Link("m0002");
+  keeper::LinkView alone = Link("m0002");
   alone.broker_pod = "other";
   facts.links = {liar, Link("m0001"), alone};
   const NodeView node = BuildNodeView(facts);
@@ -159,11 +159,11 @@ TEST(NodeView, ABrokerIsNotShownUnderTheNameOfAnotherPod) {
 
 TEST(NodeView, SignalsAreCountedByKindAndState) {
   Node facts = Facts();
-  LinkView link = Link();
-  link.syncs = {{sync::Kind::kSignal, SyncState::kLive},
-                {sync::Kind::kSignal, SyncState::kEnded},
-                {sync::Kind::kSignal, SyncState::kLive},
-                {sync::Kind::kRing, SyncState::kUnused}};
+  keeper::LinkView link = Link();
+  link.syncs = {{sync::Kind::kSignal, keeper::SyncState::kLive},
+                {sync::Kind::kSignal, keeper::SyncState::kEnded},
+                {sync::Kind::kSignal, keeper::SyncState::kLive},
+                {sync::Kind::kRing, keeper::SyncState::kUnused}};
   facts.links.push_back(link);
   const NodeView node = BuildNodeView(facts);
   EXPECT_THAT(node.pools[0].syncs, ElementsAre(Pair(sync::Kind::kSignal, ElementsAre(0, 2, 1)),
@@ -172,7 +172,7 @@ TEST(NodeView, SignalsAreCountedByKindAndState) {
 
 TEST(NodeView, OfferedBytesThatNobodyAttachedAreTheOfferersS) {
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   AddBuffer(&link, "frames", 1, 8 * kMi, /*pooled=*/false);
   facts.links.push_back(link);
   const NodeView node = BuildNodeView(facts);
@@ -181,7 +181,7 @@ TEST(NodeView, OfferedBytesThatNobodyAttachedAreTheOfferersS) {
 
 TEST(NodeView, SharesAreByAttachmentAndLoseNothing) {
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   AddBuffer(&link, "weights", 1, 10);
   AddLease(&link, "a", 1);
   AddLease(&link, "a", 1);
@@ -202,7 +202,7 @@ TEST(NodeView, SharesAreByAttachmentAndLoseNothing) {
 
 TEST(NodeView, OldGenerationsCountUntilTheirLastHolderGoes) {
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   AddBuffer(&link, "weights", 2, 10);
   link.buffers[0].generations.insert(link.buffers[0].generations.begin(),
                                      {.generation = 1,
@@ -223,7 +223,7 @@ TEST(NodeView, OldGenerationsCountUntilTheirLastHolderGoes) {
 // Goal: the content is what was stated for the current generation, or all of it if nothing was.
 TEST(NodeView, ContentIsWhatWasSaid) {
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   for (const char* name : {"empty", "loading", "said", "unsaid"}) {
     AddBuffer(&link, name, static_cast<uint64_t>(link.buffers.size() + 1), 10);
     link.buffers.back().state = registry::BufferState::kReady;
@@ -255,7 +255,7 @@ TEST(NodeView, WhyABufferHasNoContentIsWhatItsRegistrySays) {
   say("failed", 200);
   say("ready", 1);
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   for (const char* name : {"failed", "loading", "ready", "unsaid"}) {
     AddBuffer(&link, name, static_cast<uint64_t>(link.buffers.size() + 1), 10);
   }
@@ -281,24 +281,24 @@ TEST(NodeView, APoolIsNamedAfterItsPodOrItsAllocation) {
   Node facts = Facts();
   facts.links = {Link("m0000"), Link("m0001"), Link("m0002")};
   facts.links[2].allocated = false;  // Its pod has ended.
-  facts.bindings.push_back({.resource = Resource::kMemory,
+  facts.bindings.push_back({.resource = binding::Resource::kMemory,
                             .ids = {"m0000", "m0007"},
                             .gpus = {kGpu},
                             .owner = {{"chat", "server-0"}, "gpushm"}});
-  facts.bindings.push_back({.resource = Resource::kAttach,
+  facts.bindings.push_back({.resource = binding::Resource::kAttach,
                             .ids = {"m0001"},
                             .gpus = {kGpu},
                             .owner = {{"chat", "other"}, "app"}});
   const NodeView node = BuildNodeView(facts);
   ASSERT_EQ(node.pools.size(), 2U);
-  EXPECT_EQ(node.pools[0].pod, (Pod{"chat", "server-0"}));
-  EXPECT_EQ(node.pools[1].pod, (Pod{"", "m0001"}));
+  EXPECT_EQ(node.pools[0].pod, (binding::Pod{"chat", "server-0"}));
+  EXPECT_EQ(node.pools[1].pod, (binding::Pod{"", "m0001"}));
 }
 
 // A pod of two GPUs has a pool on each; what it has once is with the first.
 TEST(NodeView, APodOfSeveralGpusHasAPoolOnEach) {
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   const std::string other = "GPU-aaaaaaaa-0000-0000-0000-000000000009";
   link.gpus = {{kGpu, {.pooled = 10 * kMi}}, {other, {.pooled = 20 * kMi}}};
   AddBuffer(&link, "weights-0", 1, 10 * kMi);
@@ -340,7 +340,7 @@ TEST(NodeView, ShowsWhichPodHasAGpuAlone) {
   Node facts = Facts();
   facts.links.push_back(Link("m0000"));
   EXPECT_EQ(BuildNodeView(facts).gpus[0].exclusive_to, "");
-  facts.bindings.push_back({.resource = Resource::kMemory,
+  facts.bindings.push_back({.resource = binding::Resource::kMemory,
                             .ids = {"m0000"},
                             .gpus = {kGpu},
                             .owner = {{"chat", "server-0"}, "gpushm"},
@@ -352,7 +352,7 @@ TEST(NodeView, ShowsWhichPodHasAGpuAlone) {
 
 TEST(NodeView, WhatTheDriverDoesNotSayIsAbsent) {
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   link.clients.push_back({.container = "a", .client_id = 1});
   link.clients.push_back({.container = "b", .client_id = 2, .alive = false});
   facts.links.push_back(link);
@@ -370,7 +370,7 @@ TEST(NodeView, WhatTheDriverDoesNotSayIsAbsent) {
 
 TEST(NodeView, ShowsMpsAndWhatContainersReserved) {
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   link.counters.push_back({.container = "a", .values = {}, .private_bytes = 7});
   link.mps = {.ready = true, .clients = 2};
   facts.links.push_back(link);
@@ -389,7 +389,7 @@ TEST(NodeView, ShowsMpsAndWhatContainersReserved) {
 
 TEST(NodeView, KeptBytesAreThoseWithoutABroker) {
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   AddBuffer(&link, "weights", 1, 10);
   link.open = link.connected = false;
   facts.links.push_back(link);
@@ -402,7 +402,7 @@ TEST(NodeView, KeptBytesAreThoseWithoutABroker) {
 
 TEST(NodeView, APodThatHasEndedIsNoPool) {
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   AddBuffer(&link, "weights", 1, 10);
   facts.links = {link, Link("m0001")};
   facts.unlisted = {"m0000"};
@@ -423,7 +423,7 @@ TEST(NodeView, APodThatHasEndedIsNoPool) {
 TEST(NodeView, WhatIsBeyondTheBoundsIsSummedUp) {
   constexpr uint64_t kMany = 4 * kShownBuffers;
   Node facts = Facts();
-  LinkView link = Link();
+  keeper::LinkView link = Link();
   uint64_t physical = 0;
   for (uint64_t i = 1; i <= kMany; ++i) {
     AddBuffer(&link, "b" + std::to_string(1000 + i), i, i * kMi);
@@ -472,7 +472,7 @@ TEST(NodeViewProperty, ProportionalBytesSumUpToPhysicalOnes) {
     uint64_t physical = 0;
     const uint64_t links = 1 + below(3);
     for (uint64_t l = 0; l < links; ++l) {
-      LinkView link = Link("m000" + std::to_string(l));
+      keeper::LinkView link = Link("m000" + std::to_string(l));
       uint64_t generation = 0;
       const uint64_t buffers = below(5);
       for (uint64_t b = 0; b < buffers; ++b) {
@@ -513,4 +513,4 @@ TEST(NodeViewProperty, ProportionalBytesSumUpToPhysicalOnes) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

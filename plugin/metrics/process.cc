@@ -12,7 +12,7 @@
 #include "platform/base/clock.h"
 #include "plugin/metrics/collector.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 // Field n of /proc/self/stat, numbered as in proc(5); from field 3 on.
@@ -82,4 +82,4 @@ bool WriteProcess(Exposition* out) {
   return true;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

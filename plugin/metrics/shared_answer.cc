@@ -3,7 +3,7 @@
 #include <chrono>
 #include <utility>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 
 SharedAnswer::Text SharedAnswer::Get(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
@@ -33,4 +33,4 @@ SharedAnswer::Text SharedAnswer::Get(const Deadline& deadline) {
   return text;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

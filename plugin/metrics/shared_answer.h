@@ -21,7 +21,7 @@
 
 #include "platform/base/clock.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 
 class SharedAnswer {
  public:
@@ -46,4 +46,4 @@ class SharedAnswer {
   std::vector<std::weak_ptr<const std::string>> alive_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

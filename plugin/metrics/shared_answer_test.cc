@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 Deadline Soon() { return Deadline::AfterMs(30'000); }
@@ -94,4 +94,4 @@ TEST(SharedAnswer, NobodyWaitsBeyondTheDeadline) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

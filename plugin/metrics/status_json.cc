@@ -3,7 +3,7 @@
 #include "platform/base/version.h"
 #include "plugin/metrics/collector.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 constexpr int64_t kNsPerMs = 1'000'000;
@@ -67,4 +67,4 @@ std::string StatusJson(const NodeView& node, const StatusFacts& facts) {
   return ToJson(told);
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

@@ -7,7 +7,7 @@
 #include "platform/base/clock.h"
 #include "plugin/metrics/collector.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::metrics {
 namespace {
 
 using protocol::Counter;
@@ -60,7 +60,7 @@ class GpuWriter {
 
 void WriteInfos(const NodeView& node, const std::string& driver_version, Exposition* out) {
   for (const GpuView& gpu : node.gpus) {
-    const Device& device = gpu.device;
+    const inventory::Device& device = gpu.device;
     const std::string index = std::to_string(device.index);
     out->Add(Metric::kGpuInfo,
              {device.uuid, index, device.name, gpu.sample ? gpu.sample->pci_bus_id : "",
@@ -197,7 +197,7 @@ void WriteSyncs(const NodeView& node, Exposition* out) {
       for (size_t state = 0; state < counts.size(); ++state) {
         out->Add(Metric::kSyncObjects,
                  {pool.pod.name_space, pool.pod.name, pool.gpu, sync::KindName(kind),
-                  kSyncStateNames[state]},
+                  keeper::kSyncStateNames[state]},
                  counts[state]);
       }
     }
@@ -302,7 +302,7 @@ void WriteCounters(PoolWriter* each) {
 }  // namespace
 
 void WriteGpus(const NodeView& node, const std::string& driver_version,
-               const std::vector<XidCount>& xids, Exposition* out) {
+               const std::vector<inventory::XidCount>& xids, Exposition* out) {
   GpuWriter each(node, out);
   WriteInfos(node, driver_version, out);
   each.Each(Metric::kGpuHealthy, [](const GpuView& gpu) { return uint64_t{gpu.healthy}; });
@@ -314,11 +314,11 @@ void WriteGpus(const NodeView& node, const std::string& driver_version,
   each.Each(Metric::kGpuMemoryBuffers, [](const GpuView& gpu) { return gpu.buffers_bytes; });
   each.Each(Metric::kGpuMemoryOther, &GpuSample::other_bytes);
   WriteSensors(node, &each, out);
-  for (const XidCount& xid : xids) {
+  for (const inventory::XidCount& xid : xids) {
     out->Add(Metric::kGpuXidErrors, {xid.gpu, std::to_string(xid.xid)}, xid.count);
   }
   const int64_t to_unix_ns = UnixNs() - MonotonicNs();
-  for (const XidCount& xid : xids) {
+  for (const inventory::XidCount& xid : xids) {
     out->Add(Metric::kGpuXidLast, {xid.gpu, std::to_string(xid.xid)},
              static_cast<double>(xid.last_ms * 1'000'000 + to_unix_ns) * kNano);
   }
@@ -376,4 +376,4 @@ void WriteNode(const NodeView& node, const protocol::CounterValues& counted, Exp
   each.Each(Metric::kKept, [](const GpuView& gpu) { return gpu.kept_bytes; });
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::metrics

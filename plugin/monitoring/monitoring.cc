@@ -7,10 +7,10 @@
 #include "plugin/config/listen_address.h"
 #include "plugin/status_page/page.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::monitoring {
 namespace {
 
-http::Answer Paged(std::string_view content_type, SharedAnswer::Text page) {
+http::Answer Paged(std::string_view content_type, metrics::SharedAnswer::Text page) {
   if (page == nullptr) {
     return {.status = 503, .body = "the answer was not ready in time; try again\n", .headers = {}};
   }
@@ -27,14 +27,14 @@ http::Answer Front() {
 
 }  // namespace
 
-Monitoring::Monitoring(const MonitoringConfig& config, const Parts& parts,
-                       const Advertisement& advertisement)
+Monitoring::Monitoring(const config::MonitoringConfig& config, const Parts& parts,
+                       const inventory::Advertisement& advertisement)
     : parts_(parts),
       sampler_(
           *parts.nvml, advertisement.devices, config.sample_ms,
           {.buffers = [keeper = parts.keeper] { return keeper->BufferBytes(); },
            .processes = config.host_pids ? [keeper = parts.keeper] { return keeper->Processes(); }
-                                         : std::function<NodeProcesses()>()}),
+                                         : std::function<keeper::NodeProcesses()>()}),
       collector_({.offer = [this] { return LastOffer(); },
                   .unit_bytes = parts.unit_bytes,
                   .book = [allocator = parts.allocator] { return allocator->TryLook(); },
@@ -48,7 +48,7 @@ Monitoring::Monitoring(const MonitoringConfig& config, const Parts& parts,
             .gpus = advertisement.gpus,
             .ids = {},
             .missing = advertisement.missing};
-  for (const Resource resource : kResources) {
+  for (const binding::Resource resource : binding::kResources) {
     offer_.ids[resource].devices = advertisement.ids[resource].size();
   }
 }
@@ -60,9 +60,9 @@ Monitoring::~Monitoring() {
   status_.reset();
 }
 
-Result<std::unique_ptr<Monitoring>> Monitoring::Start(const MonitoringConfig& config,
-                                                      const Parts& parts,
-                                                      const Advertisement& advertisement) {
+Result<std::unique_ptr<Monitoring>> Monitoring::Start(
+    const config::MonitoringConfig& config, const Parts& parts,
+    const inventory::Advertisement& advertisement) {
   std::unique_ptr<Monitoring> monitoring(new Monitoring(config, parts, advertisement));
   if (auto served = monitoring->Serve(config); !served) return std::unexpected(served.error());
   return monitoring;
@@ -72,13 +72,13 @@ Result<std::unique_ptr<http::Server>> Monitoring::ServeMetrics(const std::string
   http::Server::Paths paths;
   paths["/"] = [](const http::Request&) { return Front(); };
   paths["/metrics"] = [this](const http::Request&) {
-    return Paged(kExpositionType, collector_.Metrics());
+    return Paged(metrics::kExpositionType, collector_.Metrics());
   };
   return ServeOn(address, std::move(paths));
 }
 
 Result<std::unique_ptr<http::Server>> Monitoring::ServeStatus(const std::string& address) {
-  const auto parsed = ParseListenAddress(address);
+  const auto parsed = config::ParseListenAddress(address);
   const bool local = parsed && IsLoopback(*parsed);
   http::Server::Paths paths;
   const auto add = [&](const std::string& path, const http::Server::Handler& handler) {
@@ -88,18 +88,19 @@ Result<std::unique_ptr<http::Server>> Monitoring::ServeStatus(const std::string&
     };
   };
   add("/", [](const http::Request&) {
-    return http::Answer{.content_type = "text/html; charset=utf-8",
-                        .body = std::string(StatusPage()),
-                        .headers = {{"Content-Security-Policy", std::string(StatusPageCsp())},
-                                    {"Referrer-Policy", "no-referrer"},
-                                    {"X-Frame-Options", "DENY"}}};
+    return http::Answer{
+        .content_type = "text/html; charset=utf-8",
+        .body = std::string(status_page::StatusPage()),
+        .headers = {{"Content-Security-Policy", std::string(status_page::StatusPageCsp())},
+                    {"Referrer-Policy", "no-referrer"},
+                    {"X-Frame-Options", "DENY"}}};
   });
   add("/status.json",
       [this](const http::Request&) { return Paged("application/json", collector_.StatusJson()); });
   return ServeOn(address, std::move(paths));
 }
 
-Result<void> Monitoring::Serve(const MonitoringConfig& config) {
+Result<void> Monitoring::Serve(const config::MonitoringConfig& config) {
   if (!config.probes_address.empty()) {
     auto server = ServeOn(
         config.probes_address,
@@ -126,15 +127,16 @@ Result<void> Monitoring::Serve(const MonitoringConfig& config) {
   return {};
 }
 
-void Monitoring::SetOffer(std::vector<Gpu> gpus, const std::map<Resource, uint64_t>& unhealthy) {
+void Monitoring::SetOffer(std::vector<binding::Gpu> gpus,
+                          const std::map<binding::Resource, uint64_t>& unhealthy) {
   const std::lock_guard lock(mutex_);
   offer_.gpus = std::move(gpus);
   for (const auto& [resource, count] : unhealthy) offer_.ids[resource].unhealthy = count;
 }
 
-Offer Monitoring::LastOffer() const {
+metrics::Offer Monitoring::LastOffer() const {
   const std::lock_guard lock(mutex_);
   return offer_;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::monitoring

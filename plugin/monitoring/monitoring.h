@@ -23,17 +23,17 @@
 #include "plugin/metrics/gpu_sampler.h"
 #include "plugin/monitoring/probes.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::monitoring {
 
 class Monitoring {
  public:
   // All must outlive it.
   struct Parts {
     const NvmlApi* nvml = nullptr;
-    const Allocator* allocator = nullptr;
-    Keeper* keeper = nullptr;
-    const HealthMonitor* health = nullptr;
-    const Counters* counters = nullptr;
+    const allocation::Allocator* allocator = nullptr;
+    keeper::Keeper* keeper = nullptr;
+    const inventory::HealthMonitor* health = nullptr;
+    const metrics::Counters* counters = nullptr;
     // As kubelet::Registration; empty: there is no kubelet.
     std::function<kubelet::State()> registration;
     std::function<std::string()> not_ready = {};  // As in ProbeSources.
@@ -43,32 +43,33 @@ class Monitoring {
     std::string node_name;
   };
   // kInvalidArgument, kSystem: as http::Server.
-  static Result<std::unique_ptr<Monitoring>> Start(const MonitoringConfig& config,
+  static Result<std::unique_ptr<Monitoring>> Start(const config::MonitoringConfig& config,
                                                    const Parts& parts,
-                                                   const Advertisement& advertisement);
+                                                   const inventory::Advertisement& advertisement);
   Monitoring(const Monitoring&) = delete;
   Monitoring& operator=(const Monitoring&) = delete;
   ~Monitoring();
 
   // Any thread. `gpus`: of the advertisement, as the book has them now.
-  void SetOffer(std::vector<Gpu> gpus, const std::map<Resource, uint64_t>& unhealthy);
+  void SetOffer(std::vector<binding::Gpu> gpus,
+                const std::map<binding::Resource, uint64_t>& unhealthy);
 
  private:
-  Monitoring(const MonitoringConfig& config, const Parts& parts,
-             const Advertisement& advertisement);
-  Result<void> Serve(const MonitoringConfig& config);
+  Monitoring(const config::MonitoringConfig& config, const Parts& parts,
+             const inventory::Advertisement& advertisement);
+  Result<void> Serve(const config::MonitoringConfig& config);
   Result<std::unique_ptr<http::Server>> ServeMetrics(const std::string& address);
   Result<std::unique_ptr<http::Server>> ServeStatus(const std::string& address);
-  Offer LastOffer() const;
+  metrics::Offer LastOffer() const;
 
   const Parts parts_;
-  GpuSampler sampler_;
+  metrics::GpuSampler sampler_;
   mutable std::mutex mutex_;
-  Offer offer_;  // Guarded by mutex_.
-  Collector collector_;
+  metrics::Offer offer_;  // Guarded by mutex_.
+  metrics::Collector collector_;
   std::unique_ptr<http::Server> probes_;
   std::unique_ptr<http::Server> metrics_;
   std::unique_ptr<http::Server> status_;
 };
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::monitoring

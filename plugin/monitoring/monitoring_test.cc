@@ -28,17 +28,21 @@
 #include "plugin/testing/scrape.h"
 #include "plugin/testing/sharing.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::monitoring {
 namespace {
 
+using keeper::testing::BufferOf;
+using keeper::testing::ClientOf;
+using keeper::testing::CounterSegment;
+using keeper::testing::FakeBroker;
+using keeper::testing::GenerationOf;
+using keeper::testing::LeaseOf;
+using keeper::testing::PidfdOf;
+using keeper::testing::Process;
+using keeper::testing::SimulatedMemory;
 using kubelet::testing::ScriptedKubelet;
 using protocol::Counter;
-using testing::BufferOf;
-using testing::ClientOf;
 using ::testing::ContainerEq;
-using testing::CounterSegment;
-using testing::FakeBroker;
-using testing::GenerationOf;
 using ::testing::HasSubstr;
 using testing::kAttach;
 using testing::kGpuA;
@@ -46,13 +50,9 @@ using testing::kGpuB;
 using testing::kLongMs;
 using testing::kMemory;
 using testing::kUnits;
-using testing::LeaseOf;
-using testing::PidfdOf;
 using testing::PluginProcess;
-using testing::Process;
 using testing::Scrape;
 using testing::SharingPod;
-using testing::SimulatedMemory;
 using testing::Soon;
 using ::testing::StartsWith;
 using testing::TestNode;
@@ -121,7 +121,7 @@ void BeBroker(const std::string& socket, const std::string& state, Says says) {
     SaySignal(&broker);
   }
   Must(broker.End().has_value());
-  testing::WaitToBeKilled();
+  keeper::testing::WaitToBeKilled();
 }
 
 // Also in a separate process, so that NVML shows it.
@@ -183,8 +183,8 @@ class MonitoringTest : public ::testing::Test {
 
 std::set<std::string> NamesInTheCatalogue() {
   std::set<std::string> names;
-  for (const MetricInfo& info : Metrics()) {
-    if (info.type != MetricType::kHistogram) {
+  for (const metrics::MetricInfo& info : metrics::Metrics()) {
+    if (info.type != metrics::MetricType::kHistogram) {
       names.emplace(info.name);
       continue;
     }
@@ -373,30 +373,34 @@ TEST_F(MonitoringTest, APodWithoutRoomIsCounted) {
 TEST_F(MonitoringTest, EveryResourceCountsWhatPodsHold) {
   StartAll();
   // The plugin is ready when it has registered; the kubelet reads the lists after that.
-  ASSERT_TRUE(kubelet_.WaitAllocatable(ResourceName(Resource::kGpus), testing::kTokens, Soon()));
-  ASSERT_TRUE(kubelet_.WaitAllocatable(ResourceName(Resource::kNvlink), testing::kTokens, Soon()));
-  ASSERT_TRUE(kubelet_.WaitAllocatable(ResourceName(Resource::kExclusive), 2, Soon()));
+  ASSERT_TRUE(kubelet_.WaitAllocatable(binding::ResourceName(binding::Resource::kGpus),
+                                       testing::kTokens, Soon()));
+  ASSERT_TRUE(kubelet_.WaitAllocatable(binding::ResourceName(binding::Resource::kNvlink),
+                                       testing::kTokens, Soon()));
+  ASSERT_TRUE(
+      kubelet_.WaitAllocatable(binding::ResourceName(binding::Resource::kExclusive), 2, Soon()));
   auto pair = SharingPod("pair", 4, {"one"});
-  pair.containers[0].limits[ResourceName(Resource::kGpus)] = 2;
-  pair.containers[0].limits[ResourceName(Resource::kNvlink)] = 1;
+  pair.containers[0].limits[binding::ResourceName(binding::Resource::kGpus)] = 2;
+  pair.containers[0].limits[binding::ResourceName(binding::Resource::kNvlink)] = 1;
   const std::string uid = kubelet_.AddPod(pair);
   ASSERT_TRUE(kubelet_.WaitRunning(uid, Soon())) << Log();
-  const auto bound = [&](Resource resource) {
-    return Look().Sum("gpushm_plugin_bound_devices", {{"resource", ResourceName(resource)}});
+  const auto bound = [&](binding::Resource resource) {
+    return Look().Sum("gpushm_plugin_bound_devices",
+                      {{"resource", binding::ResourceName(resource)}});
   };
-  EXPECT_EQ(bound(Resource::kMemory), 4.0);
-  EXPECT_EQ(bound(Resource::kAttach), 1.0);
-  EXPECT_EQ(bound(Resource::kGpus), 2.0);
-  EXPECT_EQ(bound(Resource::kNvlink), 1.0);
-  EXPECT_EQ(bound(Resource::kExclusive), 0.0);
+  EXPECT_EQ(bound(binding::Resource::kMemory), 4.0);
+  EXPECT_EQ(bound(binding::Resource::kAttach), 1.0);
+  EXPECT_EQ(bound(binding::Resource::kGpus), 2.0);
+  EXPECT_EQ(bound(binding::Resource::kNvlink), 1.0);
+  EXPECT_EQ(bound(binding::Resource::kExclusive), 0.0);
   kubelet_.DeletePod(uid);
-  EXPECT_TRUE(
-      WaitFor("gpushm_plugin_bound_devices", {{"resource", ResourceName(Resource::kNvlink)}}, 0))
+  EXPECT_TRUE(WaitFor("gpushm_plugin_bound_devices",
+                      {{"resource", binding::ResourceName(binding::Resource::kNvlink)}}, 0))
       << Log();
   auto alone = SharingPod("alone", 4, {"one"});
-  alone.containers[0].limits[ResourceName(Resource::kExclusive)] = 1;
+  alone.containers[0].limits[binding::ResourceName(binding::Resource::kExclusive)] = 1;
   ASSERT_TRUE(kubelet_.WaitRunning(kubelet_.AddPod(alone), Soon())) << Log();
-  EXPECT_EQ(bound(Resource::kExclusive), 1.0);
+  EXPECT_EQ(bound(binding::Resource::kExclusive), 1.0);
 }
 
 // ---- what remains of pods that have ended
@@ -516,4 +520,4 @@ TEST_F(ChurnTest, PodsThatComeAndGoLeaveNothing) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::monitoring

@@ -4,7 +4,7 @@
 
 #include "plugin/config/listen_address.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::monitoring {
 namespace {
 
 http::Answer No(std::string why) {
@@ -15,7 +15,7 @@ http::Answer No(std::string why) {
 
 Result<std::unique_ptr<http::Server>> ServeOn(const std::string& address,
                                               http::Server::Paths paths) {
-  const auto parsed = ParseListenAddress(address);
+  const auto parsed = config::ParseListenAddress(address);
   if (!parsed) {
     return Fail(Code::kInvalidArgument, Concat("\"", address, "\" is not an address to listen on"),
                 "use a port, with an address of this machine if not all are meant: 127.0.0.1:9401");
@@ -41,9 +41,9 @@ http::Answer Ready(const ProbeSources& sources) {
   if (sources.registration) {
     const kubelet::State state = sources.registration();
     if (!state.withheld.empty()) return {.body = "ok\n", .headers = {}};
-    for (const Resource resource : kResources) {
+    for (const binding::Resource resource : binding::kResources) {
       if (state.Of(resource).usable()) continue;
-      return No(Concat(ResourceName(resource),
+      return No(Concat(binding::ResourceName(resource),
                        " is not registered with the kubelet: ", state.Of(resource).last_error));
     }
   }
@@ -61,4 +61,4 @@ http::Server::Paths ProbePaths(ProbeSources sources) {
   return paths;
 }
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::monitoring

@@ -21,7 +21,7 @@
 #include "platform/daemon/http_server.h"
 #include "plugin/kubelet/registration.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::monitoring {
 
 // A loop whose current task takes longer than this counts as hung.
 inline constexpr int64_t kLoopHangsMs = 30'000;
@@ -54,4 +54,4 @@ Result<std::unique_ptr<http::Server>> ServeOn(const std::string& address,
 // `/healthz` and `/readyz`, for a server.
 http::Server::Paths ProbePaths(ProbeSources sources);
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::monitoring

@@ -11,7 +11,7 @@
 #include "platform/base/clock.h"
 #include "platform/daemon/event_loop.h"
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::monitoring {
 namespace {
 
 using ::testing::HasSubstr;
@@ -82,4 +82,4 @@ TEST(EventLoopBusy, ALoopThatIsHeldUpTellsForHowLong) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::monitoring

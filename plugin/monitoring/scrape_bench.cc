@@ -21,7 +21,7 @@
 #include "plugin/testing/plugin_process.h"
 #include "plugin/testing/scrape.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::monitoring::testing {
 namespace {
 
 constexpr int kGpus = 8;
@@ -146,9 +146,9 @@ constexpr int kSamples = 2000;
 void SerializeOurs(benchmark::State& state) {
   for (auto _ : state) {
     bench::Measure(state, 100, [&](int) {
-      Exposition out;
+      metrics::Exposition out;
       for (int i = 0; i < kSamples; ++i) {
-        out.Add(Metric::kAttachmentMapped,
+        out.Add(metrics::Metric::kAttachmentMapped,
                 {"default", "pod-0", Concat("container-", i), "buffer-0", GpuName(0), "ro"},
                 uint64_t{1} << 30);
       }
@@ -161,8 +161,8 @@ void SerializePrometheusCpp(benchmark::State& state) {
   for (auto _ : state) {
     bench::Measure(state, 100, [&](int) {
       prometheus::MetricFamily family;
-      family.name = InfoOf(Metric::kAttachmentMapped).name;
-      family.help = InfoOf(Metric::kAttachmentMapped).help;
+      family.name = metrics::InfoOf(metrics::Metric::kAttachmentMapped).name;
+      family.help = metrics::InfoOf(metrics::Metric::kAttachmentMapped).help;
       family.type = prometheus::MetricType::Gauge;
       for (int i = 0; i < kSamples; ++i) {
         prometheus::ClientMetric& metric = family.metric.emplace_back();
@@ -186,6 +186,6 @@ BENCHMARK(SerializeOurs)->UseManualTime()->Iterations(1);
 BENCHMARK(SerializePrometheusCpp)->UseManualTime()->Iterations(1);
 
 }  // namespace
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::monitoring::testing
 
 BENCHMARK_MAIN();

@@ -40,10 +40,10 @@ def literal(text):
 def main():
     page, policy = join()
     pathlib.Path(sys.argv[1]).write_text(
-        '#include "plugin/status_page/page.h"\n\nnamespace gpushm::plugin {\n\n'
+        '#include "plugin/status_page/page.h"\n\nnamespace gpushm::plugin::status_page {\n\n'
         f"std::string_view StatusPage() {{\n  return {literal(page)};\n}}\n\n"
         f"std::string_view StatusPageCsp() {{\n  return {literal(policy)};\n}}\n\n"
-        "}  // namespace gpushm::plugin\n", encoding="utf-8")
+        "}  // namespace gpushm::plugin::status_page\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 
 #include <string_view>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::status_page {
 
 // Content type: text/html; charset=utf-8.
 std::string_view StatusPage();
@@ -16,4 +16,4 @@ std::string_view StatusPage();
 // this script, by their hashes.
 std::string_view StatusPageCsp();
 
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::status_page

@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace gpushm::plugin {
+namespace gpushm::plugin::status_page {
 namespace {
 
 using ::testing::EndsWith;
@@ -35,4 +35,4 @@ TEST(StatusPageCsp, AllowsOneStyleAndOneScript) {
 }
 
 }  // namespace
-}  // namespace gpushm::plugin
+}  // namespace gpushm::plugin::status_page

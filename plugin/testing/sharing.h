@@ -53,7 +53,7 @@ inline std::vector<std::string> GpusOf(const TestNode& node,
   for (const auto& [name, container] : status.containers) {
     for (const auto& answer : container.answers) {
       for (const std::string& cdi : answer.cdi_names) {
-        if (cdi != kSharedCdiName) gpus.push_back(node.GpuOf(cdi));
+        if (cdi != cdi::kSharedCdiName) gpus.push_back(node.GpuOf(cdi));
       }
     }
   }

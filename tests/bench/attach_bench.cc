@@ -115,12 +115,12 @@ Timed TimeRaw(RawServer& server, uint64_t size_bytes) {
 
 // The keeper of the node's plugin, with one allocation on the GPU with the given UUID.
 void KeepBrokers(Channel& parent, const std::vector<std::string>& arguments) {
-  plugin::Keeper::Options options;
+  plugin::keeper::Keeper::Options options;
   options.links_folder = arguments.at(0);
   options.on_link = [](const std::string&, bool) {};
   const char* const simulated_state = std::getenv("GPUSHM_SIM_DIR");
   if (simulated_state != nullptr) options.settings.memory = MemoryKind::Of(simulated_state);
-  const auto keeper = Must(plugin::Keeper::Start(std::move(options)));
+  const auto keeper = Must(plugin::keeper::Keeper::Start(std::move(options)));
   Must(keeper->Open("m0000", {.gpus = {arguments.at(1)}, .pool_bytes = 1024 * kGiB}));
   parent.Say("ready");
   static_cast<void>(parent.Hear(Deadline::AfterMs(10 * kStepMs)));  // Until the parent is done.

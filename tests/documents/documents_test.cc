@@ -156,7 +156,7 @@ TEST(Documents, PluginsFilesParse) {
   const std::vector<Example> files = FilesNamed("plugin.yaml");
   EXPECT_GE(files.size(), 2u);
   for (const auto& [where, text] : files) {
-    const auto config = plugin::ParsePluginConfig(text, where);
+    const auto config = plugin::config::ParsePluginConfig(text, where);
     EXPECT_TRUE(config) << config.error().ToString();
   }
 }

@@ -12,8 +12,8 @@
 namespace gpushm::documents {
 namespace {
 
-using plugin::XidEffect;
-using plugin::XidInfo;
+using plugin::inventory::XidEffect;
+using plugin::inventory::XidInfo;
 using yaml::KeyInfo;
 
 // What every row of a reference document says of a thing that is not promised.
@@ -37,13 +37,13 @@ std::string KeyTable(std::span<const KeyInfo> keys) {
 
 std::string MetricTable() {
   std::string out = "| metric | type | labels | meaning |\n|---|---|---|---|\n";
-  for (const plugin::MetricInfo& info : plugin::Metrics()) {
+  for (const plugin::metrics::MetricInfo& info : plugin::metrics::Metrics()) {
     std::string labels(info.labels);
     for (size_t at = 0; (at = labels.find(' ', at)) != std::string::npos; at += 2) {
       labels.replace(at, 1, ", ");
     }
-    out += Concat("| `", info.name, "` | ", plugin::TypeName(info.type), " | ", labels, " | ",
-                  MeaningOf(info.help, info.experimental), " |\n");
+    out += Concat("| `", info.name, "` | ", plugin::metrics::TypeName(info.type), " | ", labels,
+                  " | ", MeaningOf(info.help, info.experimental), " |\n");
   }
   return out;
 }
@@ -68,11 +68,11 @@ std::string XidTable() {
     out += Concat("| ", number, " | ", EffectName(info.effect), " | ", info.action, " | ",
                   info.meaning, " |\n");
   };
-  for (const XidInfo& info : plugin::Xids()) {
+  for (const XidInfo& info : plugin::inventory::Xids()) {
     add(info.last == info.first ? std::to_string(info.first) : Concat(info.first, "-", info.last),
         info);
   }
-  add("any other", plugin::FindXid(UINT64_MAX));
+  add("any other", plugin::inventory::FindXid(UINT64_MAX));
   return out;
 }
 
@@ -84,7 +84,7 @@ const std::map<std::string, std::function<std::string()>>& Tables() {
       {"buffer", [] { return KeyTable(annotations::BufferKeys()); }},
       {"signal", [] { return KeyTable(annotations::SignalKeys()); }},
       {"broker", [] { return KeyTable(broker::BrokerKeys()); }},
-      {"plugin", [] { return KeyTable(plugin::PluginKeys()); }},
+      {"plugin", [] { return KeyTable(plugin::config::PluginKeys()); }},
       {"metrics", MetricTable},
       {"xids", XidTable},
   };

@@ -30,8 +30,8 @@ const std::string kPod(253, 'p');
 const std::string kLabel(63, 'n');  // A namespace, container or volume.
 constexpr char kGpu[] = "GPU-aaaaaaaa-0000-0000-0000-000000000001";
 
-plugin::Binding LongBinding() {
-  return {.resource = plugin::Resource::kMemory,
+plugin::binding::Binding LongBinding() {
+  return {.resource = plugin::binding::Resource::kMemory,
           .ids = {"m0003"},
           .gpus = {kGpu},
           .owner = {.pod = {.name_space = kLabel, .name = kPod}, .container = kLabel}};
@@ -39,11 +39,11 @@ plugin::Binding LongBinding() {
 
 TEST(LongNames, ABindingIsKeptOverAStartOfThePlugin) {
   const TempFolder folder;
-  auto store = plugin::SpecStore::Open(folder / "cdi");
+  auto store = plugin::cdi::SpecStore::Open(folder / "cdi");
   ASSERT_TRUE(store) << store.error().ToString();
   const auto written = store->Write(LongBinding(), {});
   ASSERT_TRUE(written) << written.error().ToString();
-  const auto again = plugin::SpecStore::Open(folder / "cdi");
+  const auto again = plugin::cdi::SpecStore::Open(folder / "cdi");
   ASSERT_TRUE(again);
   const auto contents = again->ReadAll();
   ASSERT_TRUE(contents);
@@ -51,14 +51,14 @@ TEST(LongNames, ABindingIsKeptOverAStartOfThePlugin) {
   EXPECT_THAT(contents->damaged, IsEmpty());
 }
 
-plugin::NodeView LongNode() {
-  plugin::NodeFacts facts;
+plugin::metrics::NodeView LongNode() {
+  plugin::metrics::NodeFacts facts;
   facts.devices.push_back({.uuid = kGpu, .parent_uuid = {}, .name = "H200", .total_bytes = 80});
   facts.gpus.push_back({.uuid = kGpu, .units = 3, .tokens = 64});
   facts.unit_bytes = 1;
   facts.bindings = {LongBinding()};
-  plugin::NodeViewBuilder builder(facts);
-  plugin::LinkView link;
+  plugin::metrics::NodeViewBuilder builder(facts);
+  plugin::keeper::LinkView link;
   link.name = "m0003";
   link.gpus = {{kGpu, {}}};
   link.allocated = link.open = link.connected = true;
@@ -67,11 +67,11 @@ plugin::NodeView LongNode() {
 }
 
 TEST(LongNames, MetricsStatusAndTopHaveTheWholeName) {
-  const plugin::NodeView node = LongNode();
-  plugin::Exposition page;
-  plugin::WritePools(node, &page);
+  const plugin::metrics::NodeView node = LongNode();
+  plugin::metrics::Exposition page;
+  plugin::metrics::WritePools(node, &page);
   EXPECT_THAT(page.Finish(), HasSubstr("pod=\"" + kPod + "\""));
-  const std::string json = plugin::StatusJson(node, {});
+  const std::string json = plugin::metrics::StatusJson(node, {});
   EXPECT_EQ(Json::parse(json)["gpus"][0]["pools"][0]["pod"], kPod);
   const auto status = status::FromJson(json);
   ASSERT_TRUE(status) << status.error().ToString();

@@ -59,19 +59,19 @@ std::vector<NameCase> NameCases() {
   return cases;
 }
 
-plugin::Binding BindingOf(const std::string& name_space, const std::string& pod,
-                          const std::string& container) {
-  return {.resource = plugin::Resource::kAttach,
+plugin::binding::Binding BindingOf(const std::string& name_space, const std::string& pod,
+                                   const std::string& container) {
+  return {.resource = plugin::binding::Resource::kAttach,
           .ids = {"a0003"},
           .gpus = {"GPU-aaaaaaaa-0000-0000-0000-000000000001"},
           .owner = {.pod = {.name_space = name_space, .name = pod}, .container = container}};
 }
 
 // As a CDI spec, and back.
-bool Keeps(const plugin::Binding& binding) {
-  const auto text = plugin::SpecText(binding, {});
+bool Keeps(const plugin::binding::Binding& binding) {
+  const auto text = plugin::cdi::SpecText(binding, {});
   if (!text) return false;
-  const auto read = plugin::ParseSpec("gpushm.io-attach-a0003.json", *text);
+  const auto read = plugin::cdi::ParseSpec("gpushm.io-attach-a0003.json", *text);
   return read && *read == binding;
 }
 

@@ -33,13 +33,13 @@ using broker::testing::RawClient;
 using gpushm::testing::HangAt;
 using gpushm::testing::HungFuse;
 using gpushm::testing::LingeringSocket;
-using plugin::testing::BufferOf;
-using plugin::testing::ClientOf;
-using plugin::testing::FakeBroker;
-using plugin::testing::GenerationOf;
-using plugin::testing::LeaseOf;
-using plugin::testing::SayOneOfEach;
-using plugin::testing::SimulatedMemory;
+using plugin::keeper::testing::BufferOf;
+using plugin::keeper::testing::ClientOf;
+using plugin::keeper::testing::FakeBroker;
+using plugin::keeper::testing::GenerationOf;
+using plugin::keeper::testing::LeaseOf;
+using plugin::keeper::testing::SayOneOfEach;
+using plugin::keeper::testing::SimulatedMemory;
 using Stop = std::atomic<bool>;
 
 void Require(bool holds) {

@@ -24,10 +24,10 @@ class CountersTest : public LinkedTest {
     StartKeeper();
   }
 
-  plugin::LinkView Look() { return std::move(keeper_->Look().front()); }
+  plugin::keeper::LinkView Look() { return std::move(keeper_->Look().front()); }
   // The values of the only container.
   protocol::CounterValues Values() {
-    const plugin::LinkView view = Look();
+    const plugin::keeper::LinkView view = Look();
     return view.counters.empty() ? protocol::CounterValues{} : view.counters.front().values;
   }
   uint64_t Value(Counter counter) { return Values()[protocol::WordOf(counter)]; }
@@ -67,7 +67,7 @@ TEST_F(CountersTest, ThePluginShowsWhatProcessesDid) {
   }
   // Both processes were killed. None of their counts is lost, not even the last ones.
   ASSERT_TRUE(WaitFor(Counter::kCachedAttaches, 6));
-  const plugin::LinkView view = Look();
+  const plugin::keeper::LinkView view = Look();
   ASSERT_EQ(view.counters.size(), 1u);
   EXPECT_EQ(view.counters[0].container, "main");
   const auto at = [&](auto what) { return view.counters[0].values[protocol::WordOf(what)]; };

@@ -103,10 +103,10 @@ class LinkedTest : public IntegrationTest {
   // Starts the keeper again if there was one.
   void StartKeeper() {
     keeper_.reset();
-    plugin::Keeper::Options options;
+    plugin::keeper::Keeper::Options options;
     options.links_folder = links();
     options.settings.memory = MemoryKind::Of(folder_ + "/sim");
-    auto keeper = plugin::Keeper::Start(std::move(options));
+    auto keeper = plugin::keeper::Keeper::Start(std::move(options));
     ASSERT_TRUE(keeper) << keeper.error().ToString();
     keeper_ = std::move(*keeper);
     Open();
@@ -119,7 +119,7 @@ class LinkedTest : public IntegrationTest {
   }
 
   std::string gpu_;
-  std::unique_ptr<plugin::Keeper> keeper_;
+  std::unique_ptr<plugin::keeper::Keeper> keeper_;
 };
 
 }  // namespace gpushm::integration

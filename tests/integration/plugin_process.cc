@@ -20,12 +20,12 @@ namespace {
 int PluginMain(const std::vector<std::string>& words) {
   if (words.size() != 2) return 1;
   const std::string& links = words[0];
-  plugin::Keeper::Options options;
+  plugin::keeper::Keeper::Options options;
   options.links_folder = links;
   options.on_link = [](const std::string&, bool) {};
   const char* const simulated_state = std::getenv("GPUSHM_SIM_DIR");
   if (simulated_state != nullptr) options.settings.memory = MemoryKind::Of(simulated_state);
-  const auto keeper = plugin::Keeper::Start(std::move(options));
+  const auto keeper = plugin::keeper::Keeper::Start(std::move(options));
   mkdir((links + "/m0000").c_str(), 0755);
   const Result<void> opened =
       keeper ? (*keeper)->Open("m0000", {.gpus = {words[1]}, .pool_bytes = uint64_t{128} << 20})
@@ -35,7 +35,7 @@ int PluginMain(const std::vector<std::string>& words) {
     return 1;
   }
   for (;;) {
-    for (const plugin::LinkView& view : (*keeper)->Look()) {
+    for (const plugin::keeper::LinkView& view : (*keeper)->Look()) {
       std::ofstream(links + "/kept.new") << view.kept.generations << ' ' << view.kept.leases;
       std::filesystem::rename(links + "/kept.new", links + "/kept");
     }

@@ -18,8 +18,8 @@ using ::testing::UnorderedElementsAreArray;
 
 class RestoreTest : public LinkedTest {
  protected:
-  plugin::KeptCounts Kept() {
-    for (const plugin::LinkView& view : keeper_->Look()) {
+  plugin::keeper::KeptCounts Kept() {
+    for (const plugin::keeper::LinkView& view : keeper_->Look()) {
       if (view.name == kAllocation) return view.kept;
     }
     return {};

@@ -117,15 +117,15 @@ void Pod::StartPlugin() {
 void Pod::PluginMain() {
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::Create();
   GPUSHM_ASSERT(loop.has_value());
-  plugin::StatementBudget budget{.limit_bytes = uint64_t{64} << 20};
-  plugin::LinkServer server(
+  plugin::keeper::StatementBudget budget{.limit_bytes = uint64_t{64} << 20};
+  plugin::keeper::LinkServer server(
       loop->get(), {.memory = MemoryKind::Of(kMemoryFolder)}, kAllocation,
       Concat("link/", protocol::kLinkSocketName), "others/plugin.sock", &budget,
       {.on_open = [](bool) {},
        .on_ready = {},
        .make_room = [] { return Result<void>(); },
        .on_foreign =
-           [this](plugin::ForeignStep) {
+           [this](plugin::keeper::ForeignStep) {
              world_->Fail("(8) the plugin refused a descriptor that nobody sent");
            }});
   const auto opened =
@@ -479,7 +479,7 @@ void Pod::CheckCells(bool at_rest) {
   std::set<uint64_t> leases;
   if (at_rest) {
     for (const auto& [number, generation] : plugin_->kept().generations()) {
-      if (plugin::IsSyncPage(generation.stated)) pages.insert(number);
+      if (plugin::keeper::IsSyncPage(generation.stated)) pages.insert(number);
     }
   }
   for (const broker::Lease* lease :
@@ -519,7 +519,7 @@ void Pod::CheckCells(bool at_rest) {
 void Pod::CheckKept() {
   using broker::testing::Line;
   using broker::testing::LineOf;
-  const plugin::KeptState& kept = plugin_->kept();
+  const plugin::keeper::KeptState& kept = plugin_->kept();
   std::vector<Line> lines;
   for (const auto& [name, buffer] : kept.buffers()) lines.push_back(LineOf(buffer.stated));
   for (const auto& [number, generation] : kept.generations()) {
@@ -566,7 +566,7 @@ void Pod::CheckDescriptors() {
   size_t pages = 0;
   size_t descriptions = 0;
   for (const auto& [number, generation] : plugin_->kept().generations()) {
-    (plugin::IsSyncPage(generation.stated) ? pages : memory) += 1;
+    (plugin::keeper::IsSyncPage(generation.stated) ? pages : memory) += 1;
     descriptions += generation.description ? 1 : 0;
   }
   const auto check = [&](const Process& process, size_t sockets, size_t pidfds, size_t others) {

@@ -138,7 +138,7 @@ class Pod : private World::Watcher {
   int last_client_ = 0;
 
   Process* plugin_process_ = nullptr;
-  plugin::LinkServer* plugin_ = nullptr;
+  plugin::keeper::LinkServer* plugin_ = nullptr;
   Process* broker_process_ = nullptr;
   broker::Broker* broker_ = nullptr;  // Of broker_process_, once it is ready.
   broker::Broker* former_ = nullptr;  // Killed at rest, and all of it was stated.

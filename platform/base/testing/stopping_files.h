@@ -15,9 +15,7 @@
 #include "platform/base/files.h"
 #include "platform/base/testing.h"
 
-namespace gpushm::plugin::testing {
-
-using gpushm::testing::TempFolder;
+namespace gpushm::testing {
 
 inline std::string ReadText(const std::string& path) {
   std::ifstream file(path);
@@ -110,4 +108,4 @@ inline bool RunKilled(int last, const std::function<void(Files&)>& work) {
   return false;
 }
 
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::testing

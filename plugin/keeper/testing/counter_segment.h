@@ -8,7 +8,7 @@
 #include "contract/protocol/counters.h"
 #include "platform/base/sealed_memory.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 
 class CounterSegment {
  public:
@@ -42,4 +42,4 @@ class CounterSegment {
   WritableSegment memory_;
 };
 
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

@@ -13,7 +13,7 @@
 #include "contract/registry/writer.h"
 #include "plugin/keeper/testing/counter_segment.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 
 bool Eventually(const std::function<bool()>& holds) {
   const Deadline deadline = Deadline::AfterMs(kSoonMs);
@@ -161,4 +161,4 @@ int LinkEvents::Count(const std::string& name, bool open) {
   return counts_[{name, open}];
 }
 
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

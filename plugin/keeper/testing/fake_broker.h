@@ -20,7 +20,7 @@
 #include "platform/base/unique_fd.h"
 #include "plugin/keeper/testing/model.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 
 // Generous: anything that takes this long hangs.
 inline constexpr int64_t kSoonMs = 20'000;
@@ -132,4 +132,4 @@ class LinkEvents {
   std::map<std::pair<std::string, bool>, int> counts_;
 };
 
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

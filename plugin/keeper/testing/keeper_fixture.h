@@ -16,7 +16,7 @@
 #include "plugin/keeper/testing/fake_broker.h"
 #include "plugin/keeper/testing/statements.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 
 inline size_t OpenDescriptors() {
   size_t count = 0;
@@ -89,4 +89,4 @@ class KeeperTest : public ::testing::Test {
   std::unique_ptr<FakeBroker> bystander_;
 };
 
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

@@ -14,7 +14,7 @@
 
 #include "contract/protocol/link.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 
 using Body = std::variant<protocol::LinkClient, protocol::LinkBuffer, protocol::LinkGeneration,
                           protocol::LinkLease, protocol::LinkDrop>;
@@ -255,4 +255,4 @@ inline bool TakesDescriptor(const Body& body) {
   return std::holds_alternative<protocol::LinkClient>(body);
 }
 
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

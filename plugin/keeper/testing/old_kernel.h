@@ -13,7 +13,7 @@
 #include <functional>
 #include <thread>
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 
 // Runs `test` on a thread for which, and for whose own threads, getsockopt(SO_PEERPIDFD) fails as
 // it does there.
@@ -35,4 +35,4 @@ inline void BeforeLinux65(const std::function<void()>& test) {
   }).join();
 }
 
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

@@ -16,7 +16,7 @@
 #include "plugin/keeper/kept_state.h"
 #include "plugin/keeper/testing/fake_broker.h"
 
-namespace gpushm::plugin::testing {
+namespace gpushm::plugin::keeper::testing {
 
 inline constexpr char kGpu[] = "GPU-aaaaaaaa-0000-0000-0000-000000000001";
 inline constexpr char kOtherGpu[] = "MIG-aaaaaaaa-0000-0000-0000-000000000002";
@@ -85,4 +85,4 @@ inline constexpr KeptCounts kOneOfEach{.clients = 1,
                                        .pooled_bytes = 2 * kMiB,
                                        .offered_bytes = 0};
 
-}  // namespace gpushm::plugin::testing
+}  // namespace gpushm::plugin::keeper::testing

@@ -34,17 +34,19 @@ class RecordingHandler : public Handler {
  public:
   struct Call {
     std::string kind;  // "allocate", "prestart"
-    Resource resource;
-    DeviceIds ids;
+    binding::Resource resource;
+    binding::DeviceIds ids;
   };
 
-  Result<std::vector<std::string>> Allocate(Resource resource, const DeviceIds& ids) override {
+  Result<std::vector<std::string>> Allocate(binding::Resource resource,
+                                            const binding::DeviceIds& ids) override {
     Note("allocate", resource, ids);
     if (on_allocate) return on_allocate(resource, ids);
     return std::vector{
-        Concat("gpushm.io/", resource == Resource::kMemory ? "memory=" : "attach=", *ids.begin())};
+        Concat("gpushm.io/",
+               resource == binding::Resource::kMemory ? "memory=" : "attach=", *ids.begin())};
   }
-  Result<void> PreStart(Resource resource, const DeviceIds& ids) override {
+  Result<void> PreStart(binding::Resource resource, const binding::DeviceIds& ids) override {
     Note("prestart", resource, ids);
     return on_pre_start ? on_pre_start(resource, ids) : Result<void>();
   }
@@ -60,11 +62,12 @@ class RecordingHandler : public Handler {
   }
 
   // Must be set before anything is served.
-  std::function<Result<std::vector<std::string>>(Resource, const DeviceIds&)> on_allocate;
-  std::function<Result<void>(Resource, const DeviceIds&)> on_pre_start;
+  std::function<Result<std::vector<std::string>>(binding::Resource, const binding::DeviceIds&)>
+      on_allocate;
+  std::function<Result<void>(binding::Resource, const binding::DeviceIds&)> on_pre_start;
 
  private:
-  void Note(const std::string& kind, Resource resource, const DeviceIds& ids) {
+  void Note(const std::string& kind, binding::Resource resource, const binding::DeviceIds& ids) {
     const std::lock_guard lock(mutex_);
     calls_.push_back({kind, resource, ids});
   }
@@ -86,9 +89,9 @@ inline std::vector<Advertised> Devices(const std::string& prefix, size_t count,
 
 // One device of each resource that only sidecars request.
 inline void SetSidecarDevices(Registration* plugin) {
-  plugin->SetDevices(Resource::kExclusive, Devices("x", 1));
-  plugin->SetDevices(Resource::kGpus, Devices("g", 1));
-  plugin->SetDevices(Resource::kNvlink, Devices("n", 1));
+  plugin->SetDevices(binding::Resource::kExclusive, Devices("x", 1));
+  plugin->SetDevices(binding::Resource::kGpus, Devices("g", 1));
+  plugin->SetDevices(binding::Resource::kNvlink, Devices("n", 1));
 }
 
 // A scripted kubelet and the plugin's part in one process, not started yet.
@@ -123,8 +126,8 @@ class KubeletTest : public ::testing::Test {
     Result<std::unique_ptr<Registration>> started = Registration::Start(options, &handler);
     ASSERT_TRUE(started) << started.error().ToString();
     plugin = std::move(*started);
-    plugin->SetDevices(Resource::kMemory, Devices("m", units));
-    plugin->SetDevices(Resource::kAttach, Devices("a", tokens));
+    plugin->SetDevices(binding::Resource::kMemory, Devices("m", units));
+    plugin->SetDevices(binding::Resource::kAttach, Devices("a", tokens));
     SetSidecarDevices(plugin.get());
   }
   // Whether both sides agree that the resources are usable.
@@ -140,7 +143,7 @@ class KubeletTest : public ::testing::Test {
   [[nodiscard]] ::testing::AssertionResult UsableAgain(const State& before) {
     const bool again = plugin->WaitFor(
         [&](const State& state) {
-          return std::ranges::all_of(kResources, [&](Resource resource) {
+          return std::ranges::all_of(binding::kResources, [&](binding::Resource resource) {
             return state.Of(resource).registrations > before.Of(resource).registrations;
           });
         },
@@ -152,8 +155,9 @@ class KubeletTest : public ::testing::Test {
   // The last error of each resource.
   std::string Errors() const {
     std::string text;
-    for (const Resource resource : kResources) {
-      text += Concat(ResourceName(resource), ": ", plugin->state().Of(resource).last_error, "\n");
+    for (const binding::Resource resource : binding::kResources) {
+      text += Concat(binding::ResourceName(resource), ": ", plugin->state().Of(resource).last_error,
+                     "\n");
     }
     return text;
   }

@@ -43,7 +43,7 @@ struct ContainerSpec {
 };
 
 struct PodSpec {
-  Pod pod;
+  binding::Pod pod;
   std::vector<ContainerSpec> containers;  // Sidecars first.
 };
 
