@@ -14,9 +14,9 @@
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/log.h"
 #include "platform/daemon/process.h"
+#include "platform/daemon/unix_socket.h"
 #include "plugin/cdi/host_files.h"
 #include "plugin/kubelet/registration.h"
-#include "plugin/kubelet/unix_socket.h"
 #include "plugin/monitoring/probes.h"
 
 namespace gpushm::plugin {

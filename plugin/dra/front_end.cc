@@ -21,6 +21,7 @@
 #include "platform/base/quote.h"
 #include "platform/base/unique_fd.h"
 #include "platform/daemon/log.h"
+#include "platform/daemon/unix_socket.h"
 #include "plugin/cdi/spec_text.h"
 #include "plugin/dra/claim.h"
 #include "plugin/dra/dra_plugin.grpc.pb.h"
@@ -28,7 +29,6 @@
 #include "plugin/dra/plugin_registration.grpc.pb.h"
 #include "plugin/dra/slices.h"
 #include "plugin/kubelet/grpc_support.h"
-#include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin::dra {
 namespace {

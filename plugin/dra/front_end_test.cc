@@ -10,9 +10,9 @@
 #include <mutex>
 #include <thread>
 
+#include "platform/daemon/unix_socket.h"
 #include "platform/kubernetes/testing/api_server.h"
 #include "plugin/dra/testing/kubelet_client.h"
-#include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin::dra {
 namespace {

@@ -12,7 +12,7 @@
 #include "platform/base/files.h"
 #include "platform/base/read_whole.h"
 #include "platform/daemon/log.h"
-#include "plugin/kubelet/unix_socket.h"
+#include "platform/daemon/unix_socket.h"
 
 namespace gpushm::plugin::inventory {
 namespace {

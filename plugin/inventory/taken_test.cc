@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "platform/base/testing.h"
-#include "plugin/kubelet/unix_socket.h"
+#include "platform/daemon/unix_socket.h"
 
 namespace gpushm::plugin::inventory {
 namespace {

@@ -9,8 +9,8 @@
 #include <mutex>
 #include <thread>
 
+#include "platform/daemon/unix_socket.h"
 #include "plugin/kubelet/testing/fixture.h"
-#include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin::kubelet {
 namespace {

@@ -13,9 +13,9 @@
 #include <thread>
 
 #include "platform/base/testing.h"
+#include "platform/daemon/unix_socket.h"
 #include "plugin/kubelet/pod_resources.h"
 #include "plugin/kubelet/testing/fixture.h"
-#include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin::kubelet {
 namespace {

@@ -6,9 +6,9 @@
 #include <thread>
 #include <utility>
 
+#include "platform/daemon/unix_socket.h"
 #include "plugin/kubelet/grpc_support.h"
 #include "plugin/kubelet/pod_resources.grpc.pb.h"
-#include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin::kubelet {
 namespace {

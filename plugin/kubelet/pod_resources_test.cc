@@ -9,9 +9,9 @@
 #include <atomic>
 #include <thread>
 
+#include "platform/daemon/unix_socket.h"
 #include "plugin/kubelet/pod_resources.grpc.pb.h"
 #include "plugin/kubelet/testing/fixture.h"
-#include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin::kubelet {
 namespace {

@@ -12,11 +12,11 @@
 
 #include "platform/daemon/event_loop.h"
 #include "platform/daemon/log.h"
+#include "platform/daemon/unix_socket.h"
 #include "platform/daemon/worker.h"
 #include "plugin/kubelet/device_plugin.grpc.pb.h"
 #include "plugin/kubelet/folder_watch.h"
 #include "plugin/kubelet/grpc_support.h"
-#include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin::kubelet {
 namespace {

@@ -12,11 +12,11 @@
 #include <chrono>
 #include <thread>
 
+#include "platform/daemon/unix_socket.h"
 #include "plugin/kubelet/device_plugin.grpc.pb.h"
 #include "plugin/kubelet/grpc_support.h"
 #include "plugin/kubelet/plugin_server.h"
 #include "plugin/kubelet/testing/fixture.h"
-#include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin::kubelet {
 namespace {

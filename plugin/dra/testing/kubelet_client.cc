@@ -7,11 +7,11 @@
 #include <thread>
 
 #include "platform/base/clock.h"
+#include "platform/daemon/unix_socket.h"
 #include "plugin/dra/dra_health.grpc.pb.h"
 #include "plugin/dra/dra_plugin.grpc.pb.h"
 #include "plugin/dra/plugin_registration.grpc.pb.h"
 #include "plugin/kubelet/grpc_support.h"
-#include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin::dra::testing {
 namespace {

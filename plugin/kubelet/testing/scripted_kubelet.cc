@@ -14,11 +14,11 @@
 #include <utility>
 
 #include "platform/daemon/event_loop.h"
+#include "platform/daemon/unix_socket.h"
 #include "plugin/kubelet/device_plugin.grpc.pb.h"
 #include "plugin/kubelet/grpc_support.h"
 #include "plugin/kubelet/pod_resources.grpc.pb.h"
 #include "plugin/kubelet/testing/plugin_table.h"
-#include "plugin/kubelet/unix_socket.h"
 
 namespace gpushm::plugin::kubelet::testing {
 namespace {

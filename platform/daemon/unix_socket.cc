@@ -1,4 +1,4 @@
-#include "plugin/kubelet/unix_socket.h"
+#include "platform/daemon/unix_socket.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
