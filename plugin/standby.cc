@@ -42,8 +42,7 @@ Result<void> CheckFolders(const DaemonOptions& options) {
     return FailSystem(errno, Concat("write to ", config.cdi_folder));
   }
   // Not a name that a serving plugin uses.
-  const auto socket =
-      kubelet::ListeningSocket::Bind(Concat(config.kubelet_folder, "/gpushm-standby.sock"));
+  const auto socket = ListeningSocket::Bind(Concat(config.kubelet_folder, "/gpushm-standby.sock"));
   if (!socket) return std::unexpected(socket.error());
   return {};
 }

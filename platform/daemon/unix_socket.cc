@@ -11,7 +11,7 @@
 #include <cstring>
 #include <utility>
 
-namespace gpushm::plugin::kubelet {
+namespace gpushm {
 namespace {
 
 constexpr int kBacklog = 64;
@@ -98,4 +98,4 @@ UniqueFd ListeningSocket::Accept() const {
   return UniqueFd(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
 }
 
-}  // namespace gpushm::plugin::kubelet
+}  // namespace gpushm

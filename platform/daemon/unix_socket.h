@@ -17,7 +17,7 @@
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 
-namespace gpushm::plugin::kubelet {
+namespace gpushm {
 
 // Identifies a file independent of its name. File systems reuse inode numbers immediately (ext4),
 // so the time of birth is part of the identity.
@@ -63,4 +63,4 @@ class ListeningSocket {
   FileId id_;
 };
 
-}  // namespace gpushm::plugin::kubelet
+}  // namespace gpushm

@@ -35,7 +35,6 @@ namespace {
 
 namespace api = ::k8s::io::kubelet::pkg::apis::dra::v1;
 namespace registration = ::pluginregistration;
-using kubelet::ListeningSocket;
 
 constexpr char kService[] = "v1.DRAPlugin";
 // In an update, two plugins serve for a moment. Each uses the names that are free.
@@ -462,7 +461,7 @@ FrontEnd::~FrontEnd() = default;
 Result<void> FrontEnd::CheckAlone(const std::string& registry_folder) {
   for (const char* const instance : kInstances) {
     const std::string path = RegistrySocket(registry_folder, instance);
-    if (!kubelet::SomeoneAccepts(path)) continue;
+    if (!SomeoneAccepts(path)) continue;
     return Fail(Code::kAlreadyExists,
                 Concat("a plugin with allocation: dra serves this node at ", path),
                 "run one plugin per node; to change a node from one allocation to the other, stop "
@@ -480,7 +479,7 @@ Result<std::unique_ptr<FrontEnd>> FrontEnd::Start(Options options, Handler* hand
         return std::unexpected(fits.error());
       }
     }
-    if (kubelet::SomeoneAccepts(registry) || kubelet::SomeoneAccepts(calls)) continue;
+    if (SomeoneAccepts(registry) || SomeoneAccepts(calls)) continue;
     const char* const other = kInstances[instance == kInstances[0] ? 1 : 0];
     return std::unique_ptr<FrontEnd>(
         new FrontEnd(std::make_unique<Running>(std::move(options), instance, other, handler)));

@@ -228,8 +228,7 @@ TEST_F(FrontEndTest, ARemovedSocketComesBack) {
   std::filesystem::remove(folder_ / "registry/gpushm.io-reg.sock");
   std::filesystem::remove_all(folder_ / "plugins/gpushm.io");
   EXPECT_TRUE(kubelet_.GetInfo());
-  EXPECT_TRUE(
-      WaitUntil([&] { return kubelet::SomeoneAccepts(folder_ / "plugins/gpushm.io/dra.sock"); }));
+  EXPECT_TRUE(WaitUntil([&] { return SomeoneAccepts(folder_ / "plugins/gpushm.io/dra.sock"); }));
 }
 
 // In an update the next plugin serves on the other names, and then the first one ends.
@@ -238,8 +237,7 @@ TEST_F(FrontEndTest, TwoServeSideBySide) {
   EXPECT_EQ(FrontEnd::CheckAlone(folder_ / "registry").error().code(), Code::kAlreadyExists);
   auto second = FrontEnd::Start(Options(), &handler_);
   ASSERT_TRUE(second) << second.error().ToString();
-  EXPECT_TRUE(WaitUntil(
-      [&] { return kubelet::SomeoneAccepts(folder_ / "registry/gpushm.io-2-reg.sock"); }));
+  EXPECT_TRUE(WaitUntil([&] { return SomeoneAccepts(folder_ / "registry/gpushm.io-2-reg.sock"); }));
   const auto third = FrontEnd::Start(Options(), &handler_);
   ASSERT_FALSE(third);
   EXPECT_EQ(third.error().code(), Code::kAlreadyExists);

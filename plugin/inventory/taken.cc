@@ -137,7 +137,7 @@ bool DraDriverServes(const std::string& plugins_registry_folder) {
   // instance that was killed leaves its file.
   return std::ranges::any_of(*names, [&](const std::string& name) {
     return name.starts_with(kDraDriver) && name.ends_with("-reg.sock") &&
-           kubelet::SomeoneAccepts(Concat(plugins_registry_folder, "/", name));
+           SomeoneAccepts(Concat(plugins_registry_folder, "/", name));
   });
 }
 

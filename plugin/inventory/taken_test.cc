@@ -166,9 +166,7 @@ TEST(TakenGpus, AFileThatCannotBeReadIsAnEmptyOne) {
 TEST(DraDriverServes, WhileItsSocketIsListenedTo) {
   const TempFolder folder;
   EXPECT_FALSE(DraDriverServes(folder / "none"));
-  const auto listen = [&](const std::string& name) {
-    return kubelet::ListeningSocket::Bind(folder / name);
-  };
+  const auto listen = [&](const std::string& name) { return ListeningSocket::Bind(folder / name); };
   const auto other = listen("compute-domain.nvidia.com-reg.sock");
   EXPECT_FALSE(DraDriverServes(folder / "")) << "it hands out no GPU";
   const std::ofstream left(folder / "gpu.nvidia.com-reg.sock");

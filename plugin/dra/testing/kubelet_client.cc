@@ -136,7 +136,7 @@ bool HealthWatch::WaitEnd(int64_t timeout_ms) const {
 Result<PluginInfo> KubeletClient::GetInfo(int64_t timeout_ms) const {
   const Deadline deadline = Deadline::AfterMs(timeout_ms);
   const std::string path = registry_folder_ + "/gpushm.io-reg.sock";
-  while (!kubelet::SomeoneAccepts(path)) {
+  while (!SomeoneAccepts(path)) {
     if (deadline.Passed()) return Fail(Code::kTimeout, Concat("nobody accepts at ", path));
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
