@@ -1,14 +1,18 @@
-# The direction of dependencies between targets: what each room of the tree may link, besides
-# itself. tests/repo_check.py has the same rules for includes, and the reasons. A target that tests
-# several products together belongs to tests/.
-set(gpushm_rooms platform contract runtime sidecar/broker sidecar/injector plugin simulator)
-set(gpushm_room_platform)
-set(gpushm_room_contract platform/base platform/yaml)
-set(gpushm_room_runtime contract platform/base platform/driver platform/transfer)
-set(gpushm_room_sidecar/broker contract platform)
-set(gpushm_room_sidecar/injector contract platform)
-set(gpushm_room_plugin contract platform)
-set(gpushm_room_simulator platform/base platform/driver)
+# The direction of dependencies between targets, by the table in rooms.txt: what the targets of each
+# room may link. tests/rooms_check.py checks what its files include, by the same table. A target that
+# tests several products together belongs to tests/.
+set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+  ${CMAKE_CURRENT_LIST_DIR}/rooms.txt)
+file(READ ${CMAKE_CURRENT_LIST_DIR}/rooms.txt gpushm_rooms_text)
+# The first three columns of each line.
+string(REGEX MATCHALL "\n[a-z][^|\n]*[|][^|\n]*[|][^|\n]*" gpushm_rooms_rows "${gpushm_rooms_text}")
+set(gpushm_rooms)
+foreach(row IN LISTS gpushm_rooms_rows)
+  string(REGEX MATCH "^\n([^ ]+) *[|][^|]*[|] *(.*[^ ]) *$" row "${row}")
+  string(REPLACE "/**" "" room ${CMAKE_MATCH_1})
+  list(APPEND gpushm_rooms ${room})
+  string(REPLACE " " ";" gpushm_room_${room} "${CMAKE_MATCH_2}")
+endforeach()
 
 # gpushm_check_rooms(FOLDER): fails if a target of FOLDER, or of one below it, links what its room
 # may not link.
@@ -24,42 +28,53 @@ function(gpushm_check_rooms folder)
 endfunction()
 
 function(gpushm_check_target target)
-  gpushm_room_path(${target} path)
-  set(room)
-  foreach(candidate IN LISTS gpushm_rooms)
-    string(FIND "${path}/" "${candidate}/" at)
-    if(at EQUAL 0)
-      set(room ${candidate})
-    endif()
-  endforeach()
+  gpushm_target_folder(${target} folder)
+  gpushm_room_of("${folder}" room)
   get_target_property(links ${target} LINK_LIBRARIES)
-  if(NOT room OR NOT links)
+  # A program ROOM_tests links the tests of all folders, each of which is a target itself.
+  if(target MATCHES "_tests$" OR room STREQUAL "" OR NOT links OR "${gpushm_room_${room}}" STREQUAL "all")
     return()
   endif()
   foreach(link IN LISTS links)
     if(NOT TARGET ${link})
       continue()
     endif()
-    gpushm_room_path(${link} used)
-    if(used STREQUAL "" OR used MATCHES "^cmake")
+    gpushm_target_folder(${link} used)
+    gpushm_room_of("${used}" used_room)
+    if(used_room STREQUAL "" OR used_room STREQUAL room)
       continue()
     endif()
     set(allowed OFF)
-    foreach(candidate IN ITEMS ${room} ${gpushm_room_${room}})
-      string(FIND "${used}/" "${candidate}/" at)
+    foreach(candidate IN LISTS gpushm_room_${room})
+      string(FIND "${used_room}/" "${candidate}/" at)
       if(at EQUAL 0)
         set(allowed ON)
       endif()
     endforeach()
     if(NOT allowed)
-      message(FATAL_ERROR "${path}: ${target} links ${link} of ${used}/, which ${room}/ may not use. "
-        "Move what both need to contract/ or platform/, or a test of several products to tests/.")
+      message(FATAL_ERROR "${folder}: ${target} links ${link} of ${used}/, which ${room}/ may not use "
+        "(cmake/rooms.txt). Move what both need to contract/ or platform/, or a test of several "
+        "products to tests/.")
     endif()
   endforeach()
 endfunction()
 
-# The folder of a target relative to the project; empty for targets outside the rooms.
-function(gpushm_room_path target out)
+# The room with the longest name that a folder begins with; empty: none.
+function(gpushm_room_of folder out)
+  set(found "")
+  foreach(room IN LISTS gpushm_rooms)
+    string(FIND "${folder}/" "${room}/" at)
+    string(LENGTH "${room}" length)
+    string(LENGTH "${found}" best)
+    if(at EQUAL 0 AND length GREATER best)
+      set(found ${room})
+    endif()
+  endforeach()
+  set(${out} "${found}" PARENT_SCOPE)
+endfunction()
+
+# The folder of a target relative to the project; empty for targets from elsewhere.
+function(gpushm_target_folder target out)
   set(${out} "" PARENT_SCOPE)
   get_target_property(imported ${target} IMPORTED)
   if(imported)

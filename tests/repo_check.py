@@ -10,6 +10,8 @@ import sys
 
 import events_check
 import measured_check
+import rooms_check
+import words_check
 import workflows_check
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -58,38 +60,6 @@ def check_header(name, lines):
         yield f"{name}: no #pragma once"
     if lines and not lines[0].startswith(("//", "/*")):
         yield f"{name}:1: a header must begin with a comment: say what it promises"
-
-
-# What each room of the tree may include, besides itself. The longest prefix of a file's name
-# counts. tests/ joins products and may include everything. CMake's targets have the same rules:
-# cmake/Rooms.cmake.
-ROOMS = {
-    "platform": [],
-    "contract": ["platform/base", "platform/yaml"],
-    "runtime": ["contract", "platform/base", "platform/driver", "platform/transfer"],
-    "sidecar/broker": ["contract", "platform"],
-    "sidecar/injector": ["contract", "platform"],
-    "plugin": ["contract", "platform"],
-    # It replaces the driver, and the driver's tables say which functions that has.
-    "simulator": ["platform/base", "platform/driver"],
-}
-TOPS = ("platform/", "contract/", "runtime/", "sidecar/", "plugin/", "simulator/", "tests/")
-
-
-def is_inside(path, rooms):
-    return any(path.startswith(room + "/") for room in rooms)
-
-
-def check_includes(name, lines):
-    room = next((room for room in ROOMS if is_inside(name, [room])), None)
-    if room is None:
-        return
-    for number, line in enumerate(lines, 1):
-        found = re.match(r'#include "([^"]+)"', line)
-        if found and found[1].startswith(TOPS) and not is_inside(found[1], [room] + ROOMS[room]):
-            yield (f"{name}:{number}: {room}/ may not include {found[1]}: only {room}/"
-                   + "".join(f", {other}/" for other in ROOMS[room])
-                   + "; move what both need to contract/ or platform/")
 
 
 def check_public_header(name, lines):
@@ -145,8 +115,8 @@ def check_tree_in_program(name, lines):
                "COMMAND, where a pack finds it, or label the test `tree`")
 
 
-CHECKS = [check_text, check_header, check_includes, check_public_header, check_cpp_headers,
-          check_sleep, check_tree_in_program]
+CHECKS = [check_text, check_header, check_public_header, check_cpp_headers, check_sleep,
+          check_tree_in_program]
 
 
 def check_file(name):
@@ -164,6 +134,8 @@ def check_file(name):
 def main():
     names = tree_files()
     breaches = [breach for name in names for breach in check_file(name)]
+    breaches += rooms_check.check(names)
+    breaches += words_check.check(names)
     breaches += events_check.check()
     breaches += measured_check.check()
     breaches += workflows_check.check()

@@ -14,6 +14,7 @@ compile dev gpushm-documents
 python3 tests/platforms/page.py "$@"
 if [ "${1:-}" != --check ]; then
   "$dev/documents/gpushm-documents" docs
+  python3 tests/rooms_check.py --write
   exec python3 tests/documents/promise.py
 fi
 python3 tests/documents/promise.py --check

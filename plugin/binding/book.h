@@ -44,7 +44,7 @@ namespace gpushm::plugin::binding {
 struct Gpu {
   std::string uuid;
   uint32_t units = 0;   // Units of memory that it can back.
-  uint32_t tokens = 0;  // Number of attach IDs.
+  uint32_t tokens = 0;  // Number of attach tokens.
   bool healthy = true;
   // Who else hands it out, such as "nvidia.com/gpu". Bindings stay, but no new one is made. Empty:
   // nobody else.

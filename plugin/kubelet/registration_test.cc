@@ -110,7 +110,7 @@ TEST_F(RegistrationTest, FindsAFolderThatWasMadeAgain) {
   EXPECT_TRUE(UsableAgain(before));
 }
 
-// Goal: a deleted plugin socket is created again, and no pod fails meanwhile.
+// Goal: a deleted socket of the plugin is created again, and no pod fails meanwhile.
 TEST_F(RegistrationTest, ListensAgainWhenItsSocketIsRemoved) {
   StartKubelet();
   StartPlugin();
