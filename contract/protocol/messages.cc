@@ -124,11 +124,17 @@ Result<void> Validate(const AttachRequest& m) {
 template <>
 Result<void> Validate(const AttachReply& m) {
   return Rules("attach")
-      .Access(m.access)
-      .AnyTransport(m.transport)
-      .Blocks(m.transport, m.blocks)
+      .NotZero("lease_id", m.lease_id)
+      .Range("number of blocks", m.blocks, 0, limits::kBlocks)
+      .result();
+}
+template <>
+Result<void> Validate(const MakeReply& m) {
+  return Rules("make")
+      .Reserved(m.reserved)
+      .NotZero("generation", m.generation)
       .Sizes(m.size_bytes, m.mapped_bytes)
-      .Range("offset", m.offset, 0, m.mapped_bytes - m.size_bytes)
+      .Range("gpu", m.gpu, 0, limits::kPodGpus - 1)
       .result();
 }
 template <>

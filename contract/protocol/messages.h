@@ -39,8 +39,8 @@
 namespace gpushm::protocol {
 
 inline constexpr uint32_t kMagic = 0x4d485347;  // "GSHM"
-inline constexpr uint16_t kMinVersion = 10;
-inline constexpr uint16_t kMaxVersion = 10;
+inline constexpr uint16_t kMinVersion = 11;
+inline constexpr uint16_t kMaxVersion = 11;
 // In the header of Hello and its reply.
 inline constexpr uint16_t kHelloVersion = 1;
 inline constexpr uint16_t kReplyBit = 0x8000;
@@ -151,21 +151,27 @@ struct AttachRequest {
 };
 static_assert(sizeof(AttachRequest) == 96);
 
-// Also the reply to kCreate and kReplace. Without kFlagAttach, lease_id is 0 and no descriptor
-// comes.
+// What the registry's record of that generation does not say.
 struct AttachReply {
   uint64_t lease_id;
-  uint64_t generation;
-  uint64_t size_bytes;
-  uint64_t mapped_bytes;
-  uint32_t access;      // WireAccess
-  uint32_t transport;   // Transport; with kVmm and kHost, this message carries the descriptor.
   int32_t offerer_pid;  // kCuIpc: getpid() of the process that offered it.
   uint32_t blocks;      // kBlocks: how many they are, for kBlock. Otherwise 0.
   uint64_t offset;      // Of the first byte in the memory (kCuIpc, kBlocks).
   std::array<uint8_t, 64> cuipc_handle;
 };
-static_assert(sizeof(AttachReply) == 120);
+static_assert(sizeof(AttachReply) == 88);
+
+// Reply to kCreate, kReplace and kMakePage: what was made is in no record before it is published.
+struct MakeReply {
+  uint64_t lease_id;  // With write access; 0 without kFlagAttach: then no descriptor comes.
+  uint64_t generation;
+  uint64_t size_bytes;
+  uint64_t mapped_bytes;
+  std::array<uint8_t, 16> gpu_uuid;  // Where it is; of a page, the pod's first GPU.
+  uint32_t gpu;                      // The number of that GPU.
+  uint32_t reserved;
+};
+static_assert(sizeof(MakeReply) == 56);
 
 struct DetachRequest {
   uint64_t lease_id;
@@ -189,7 +195,6 @@ struct ReplaceRequest {
 static_assert(sizeof(ReplaceRequest) == 80);
 
 // Makes the sync page of a signal, barrier or ring, always unpublished and attached for writing.
-// The reply is an AttachReply.
 struct MakePageRequest {
   NameField name;
   uint64_t size_bytes;

@@ -45,12 +45,17 @@ template <>
 inline AttachReply Valid() {
   AttachReply body{};
   body.lease_id = 3;
-  body.generation = 4;
-  body.size_bytes = 100;
-  body.mapped_bytes = 2 << 20;
-  body.access = 1;
-  body.transport = 1;
   return body;
+}
+template <>
+inline MakeReply Valid() {
+  return {.lease_id = 3,
+          .generation = 4,
+          .size_bytes = 100,
+          .mapped_bytes = 2 << 20,
+          .gpu_uuid = {1},
+          .gpu = 1,
+          .reserved = 0};
 }
 template <>
 inline DetachRequest Valid() {
@@ -185,6 +190,7 @@ void ForEachMessage(Visitor visit) {
   visit.template operator()<DetachRequest>(Kind::kDetach, false);
   visit.template operator()<EmptyReply>(Kind::kDetach, true);
   visit.template operator()<CreateRequest>(Kind::kCreate, false);
+  visit.template operator()<MakeReply>(Kind::kCreate, true);
   visit.template operator()<ReplaceRequest>(Kind::kReplace, false);
   visit.template operator()<PublishRequest>(Kind::kPublish, false);
   visit.template operator()<OfferRequest>(Kind::kOffer, false);

@@ -77,8 +77,7 @@ Result<void> Client::Advance(Attachment* attachment, std::span<const CUstream> s
     if (auto done = WaitForStreams(**api, streams, wait.condition); !done) return done;
     const Result<SessionLock> lock = session_.Lock(wait.answer);
     if (!lock) return std::unexpected(lock.error());
-    const auto grant =
-        RequestLease(*lock, facts.name, record, facts.access, protocol::PeerWay::kNone, wait);
+    const auto grant = RequestLease(*lock, record, facts.access, protocol::PeerWay::kNone, wait);
     if (grant) return Exchange(*lock, attachment, *seen, *grant, wait.answer);
     const bool moved = grant.error().code() == Code::kStale && generation == 0;
     if (!moved || attempt == limits::kReadAttempts) return std::unexpected(grant.error());
@@ -91,11 +90,11 @@ Result<void> Client::Exchange(const SessionLock& lock, Attachment* attachment, c
   if (grant.reply.blocks != 0) {
     EndLease(lock, lease, deadline);
     return Fail(Code::kUnsupported,
-                Concat("generation ", grant.reply.generation,
+                Concat("generation ", grant.record.generation,
                        " was offered from within, or across, allocations"),
                 "attach the new generation, then detach this one");
   }
-  if (grant.descriptors.size() != 1 || grant.reply.lease_id == 0) {
+  if (grant.descriptors.size() != 1) {
     session_.Drop(lock);
     return Fail(Code::kCorrupt,
                 Concat("the broker broke the protocol: lease ", grant.reply.lease_id, " came with ",
@@ -115,7 +114,7 @@ Result<void> Client::Exchange(const SessionLock& lock, Attachment* attachment, c
   const Lease former = attachment->lease();
   {
     const std::lock_guard table(table_mutex_);
-    attachment->Advance(grant.reply.generation, session_.registry().Share(), lease);
+    attachment->Advance(grant.record.generation, session_.registry().Share(), lease);
     current_.try_emplace(Key{facts.name, facts.access}, attachment);
   }
   attachment->NoteSeen(seen.reader, seen.found);

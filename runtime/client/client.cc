@@ -286,10 +286,6 @@ void Client::Renew(const SessionLock& lock, Attachment* attachment, bool same_br
     attachment->Orphan();
     return;
   }
-  if (reply->generation != facts.generation || reply->size_bytes != facts.size_bytes) {
-    session_.Drop(lock);
-    return;
-  }
   const Lease lease{serial, reply->lease_id};
   attachment->Adopt(reader, lease);
   if (!IsHeld(attachment)) EndLeaseSoon(lease);
@@ -639,7 +635,7 @@ Result<Attachment*> Client::AttachAny(std::string_view name, const AttachOptions
       }
     }
     const int64_t begun_ns = MonotonicNs();
-    Result<Attachment*> attached = AttachNew(*lock, name, options, *seen, wait);
+    Result<Attachment*> attached = AttachNew(*lock, options, *seen, wait);
     if (attached && !options.page) counters_.AddFirstAttach(MonotonicNs() - begun_ns);
     if (attached) return attached;
     const Code code = attached.error().code();
@@ -651,9 +647,8 @@ Result<Attachment*> Client::AttachAny(std::string_view name, const AttachOptions
   }
 }
 
-Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view name,
-                                      const AttachOptions& options, const Seen& seen,
-                                      const Wait& wait) {
+Result<Attachment*> Client::AttachNew(const SessionLock& lock, const AttachOptions& options,
+                                      const Seen& seen, const Wait& wait) {
   const BufferRecord& record = seen.found.record;
   if (IsLost(*seen.reader, &record)) {
     return Fail(Code::kDeviceLost,
@@ -670,51 +665,31 @@ Result<Attachment*> Client::AttachNew(const SessionLock& lock, std::string_view 
     if (!planned) return std::unexpected(planned.error());
     peers = std::move(*planned);
   }
-  auto grant = RequestLease(lock, name, record, options.access, peers.way, wait);
+  auto grant = RequestLease(lock, record, options.access, peers.way, wait);
   if (!grant) return std::unexpected(grant.error());
-  return Enter(lock, name, options.access, *device, /*unpublished=*/false, std::move(*grant), &seen,
-               wait, peers, !options.own);
+  return Enter(lock, options.access, *device, /*unpublished=*/false, std::move(*grant), &seen, wait,
+               peers, !options.own);
 }
 
-Result<Client::Grant> Client::RequestLease(const SessionLock& lock, std::string_view name,
-                                           const BufferRecord& record, Access access,
-                                           protocol::PeerWay way, const Wait& wait) {
-  const bool is_page = (record.flags & registry::kRecordPage) != 0;
+Result<Client::Grant> Client::RequestLease(const SessionLock& lock, const BufferRecord& record,
+                                           Access access, protocol::PeerWay way, const Wait& wait) {
   protocol::AttachRequest request{};
-  request.name = protocol::ToNameField(name);
+  request.name = protocol::ToNameField(record.name.view());
   request.access = static_cast<uint32_t>(access);
   request.peer_way = static_cast<uint32_t>(way);
   request.generation = record.generation;
   request.gpu_uuid = record.gpu;
-  Grant grant{};
+  Grant grant{.record = record};
   const auto reply = session_.Ask<protocol::AttachReply>(
       lock, Kind::kAttach, request, wait.answer,
       {.loss = Call::Loss::kRepeatable, .received = &grant.descriptors});
   if (!reply) return std::unexpected(reply.error());
   grant.reply = *reply;
-  grant.gpu_number = record.gpu_number;
-  // The registry shows blocks as transport vmm.
-  const bool is_blocks = reply->transport == static_cast<uint32_t>(protocol::Transport::kBlocks) &&
-                         record.transport == registry::Transport::kVmm;
-  const auto transport = is_page     ? static_cast<uint32_t>(protocol::Transport::kHost)
-                         : is_blocks ? reply->transport
-                                     : static_cast<uint32_t>(record.transport);
-  const bool as_recorded =
-      reply->generation == record.generation && reply->size_bytes == record.size_bytes &&
-      reply->mapped_bytes == record.mapped_bytes && reply->transport == transport;
-  if (as_recorded) {
-    if (auto fetched = FetchBlocks(lock, &grant, wait); !fetched) {
-      EndLease(lock, {session_.peer(lock).serial, reply->lease_id}, wait.answer);
-      return std::unexpected(fetched.error());
-    }
-    return grant;
+  if (auto fetched = FetchBlocks(lock, &grant, wait); !fetched) {
+    EndLease(lock, {session_.peer(lock).serial, reply->lease_id}, wait.answer);
+    return std::unexpected(fetched.error());
   }
-  session_.Drop(lock);
-  return BrokeProtocol(
-      Concat("the grant differs from the registry: generation ", reply->generation, ", ",
-             reply->size_bytes, " bytes, ", reply->mapped_bytes, " mapped, transport ",
-             reply->transport, "; the registry has generation ", record.generation, ", ",
-             record.size_bytes, " bytes, ", record.mapped_bytes, " mapped, transport ", transport));
+  return grant;
 }
 
 Result<void> Client::FetchBlocks(const SessionLock& lock, Grant* grant, const Wait& wait) {
@@ -730,21 +705,21 @@ Result<void> Client::FetchBlocks(const SessionLock& lock, Grant* grant, const Wa
                                                            .received = &received,
                                                            .grants_lease = false});
     if (!block) return std::unexpected(block.error());
-    if (received.size() != 1 || block->mapped_bytes > grant->reply.mapped_bytes - bytes) {
+    if (received.size() != 1 || block->mapped_bytes > grant->record.mapped_bytes - bytes) {
       session_.Drop(lock);
       return BrokeProtocol(Concat("block ", i, " of ", grant->reply.blocks, " has ",
                                   block->mapped_bytes, " bytes and ", received.size(),
-                                  " descriptors, after ", bytes, " of ", grant->reply.mapped_bytes,
+                                  " descriptors, after ", bytes, " of ", grant->record.mapped_bytes,
                                   " bytes"));
     }
     bytes += block->mapped_bytes;
     grant->descriptors.push_back(std::move(received[0]));
     grant->block_bytes.push_back(block->mapped_bytes);
   }
-  if (grant->reply.blocks == 0 || bytes == grant->reply.mapped_bytes) return {};
+  if (grant->reply.blocks == 0 || bytes == grant->record.mapped_bytes) return {};
   session_.Drop(lock);
   return BrokeProtocol(Concat(grant->reply.blocks, " blocks have ", bytes, " bytes instead of ",
-                              grant->reply.mapped_bytes));
+                              grant->record.mapped_bytes));
 }
 
 Result<PeerPlan> Client::Plan(const BufferRecord& record, const DeviceInfo& device,
@@ -763,8 +738,8 @@ Result<PeerPlan> Client::Plan(const BufferRecord& record, const DeviceInfo& devi
 Result<Attachment::Memory> Client::Map(const DeviceInfo& device, Access access, const Grant& grant,
                                        const PeerPlan& peers, const Deadline& deadline,
                                        CUdeviceptr* address) {
-  if (grant.reply.transport == static_cast<uint32_t>(protocol::Transport::kHost)) {
-    auto page = PageMapping::Map(grant.descriptors[0], grant.reply.mapped_bytes,
+  if (grant.is_page()) {
+    auto page = PageMapping::Map(grant.descriptors[0], grant.record.mapped_bytes,
                                  access == Access::kReadWrite);
     if (!page) return std::unexpected(page.error());
     *address = reinterpret_cast<CUdeviceptr>((*page)->address());
@@ -778,12 +753,12 @@ Result<Attachment::Memory> Client::MapDevice(const DeviceInfo& device, Access ac
                                              const Deadline& deadline, CUdeviceptr* address) {
   const Result<const CudaApi*> api = Driver();
   if (!api) return std::unexpected(api.error());
-  if (grant.reply.transport != static_cast<uint32_t>(protocol::Transport::kCuIpc)) {
+  if (!grant.is_cuipc()) {
     std::vector<DeviceMapping::Block> blocks;
     for (size_t i = 0; i < grant.descriptors.size(); ++i) {
       Result<DeviceMemory> memory = DeviceMemory::Import(**api, grant.descriptors[i].get());
       if (!memory) return std::unexpected(memory.error());
-      blocks.push_back({std::move(*memory), grant.block_bytes.empty() ? grant.reply.mapped_bytes
+      blocks.push_back({std::move(*memory), grant.block_bytes.empty() ? grant.record.mapped_bytes
                                                                       : grant.block_bytes[i]});
     }
     Result<DeviceMapping> mapping =
@@ -809,29 +784,21 @@ Result<Attachment::Memory> Client::MapDevice(const DeviceInfo& device, Access ac
   return Attachment::Memory(std::move(*mapping));
 }
 
-Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name, Access access,
-                                  const DeviceInfo& device, bool unpublished, Grant grant,
-                                  const Seen* seen, const Wait& wait, const PeerPlan& peers,
-                                  bool share) {
+Result<Attachment*> Client::Enter(const SessionLock& lock, Access access, const DeviceInfo& device,
+                                  bool unpublished, Grant grant, const Seen* seen, const Wait& wait,
+                                  const PeerPlan& peers, bool share) {
+  const BufferRecord& record = grant.record;
   const protocol::AttachReply& reply = grant.reply;
-  const bool is_cuipc = reply.transport == static_cast<uint32_t>(protocol::Transport::kCuIpc);
-  const bool is_blocks = reply.transport == static_cast<uint32_t>(protocol::Transport::kBlocks);
-  const size_t expected_descriptors = is_blocks ? reply.blocks : is_cuipc ? 0 : 1;
+  const size_t expected_descriptors = grant.is_cuipc() ? 0 : reply.blocks != 0 ? reply.blocks : 1;
   std::string broken;
-  if (reply.lease_id == 0) broken = "a grant without a lease";
-  if (reply.generation == 0) broken = "a grant without a generation";
-  if (reply.access != static_cast<uint32_t>(access)) {
-    broken =
-        Concat("a grant with access ", reply.access, " instead of ", static_cast<uint32_t>(access));
-  }
   if (grant.descriptors.size() != expected_descriptors) {
     broken = Concat("a grant with ", grant.descriptors.size(), " descriptors instead of ",
                     expected_descriptors);
   }
-  const uint64_t spare = is_cuipc || is_blocks ? reply.mapped_bytes - reply.size_bytes : 0;
-  if (reply.offset > spare) {
-    broken = Concat("a grant that reaches beyond its allocation: ", reply.size_bytes,
-                    " bytes at offset ", reply.offset, " of ", reply.mapped_bytes, " bytes");
+  const bool is_part = grant.is_cuipc() || reply.blocks != 0;
+  if (reply.offset > (is_part ? record.mapped_bytes - record.size_bytes : 0)) {
+    broken = Concat("a grant that reaches beyond its allocation: ", record.size_bytes,
+                    " bytes at offset ", reply.offset, " of ", record.mapped_bytes, " bytes");
   }
   if (!broken.empty()) {
     session_.Drop(lock);
@@ -846,17 +813,18 @@ Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name
   }
   const auto attachment = std::make_shared<Attachment>(
       Attachment::Facts{.client = this,
-                        .name = std::string(name),
+                        .name = std::string(record.name.view()),
                         .access = access,
-                        .generation = reply.generation,
-                        .size_bytes = reply.size_bytes,
-                        .mapped_bytes = reply.mapped_bytes,
-                        .transport = is_blocks ? protocol::Transport::kVmm
-                                               : static_cast<protocol::Transport>(reply.transport),
+                        .generation = record.generation,
+                        .size_bytes = record.size_bytes,
+                        .mapped_bytes = record.mapped_bytes,
+                        .transport = grant.is_page()
+                                         ? protocol::Transport::kHost
+                                         : static_cast<protocol::Transport>(record.transport),
                         .blocks = reply.blocks,
                         .device = peers.staged.value_or(device.device),
                         .gpu = device.uuid,
-                        .gpu_number = grant.gpu_number,
+                        .gpu_number = record.gpu_number,
                         .address = address,
                         .unpublished = unpublished,
                         .peer_devices = peers.mapped_devices(),
@@ -871,7 +839,7 @@ Result<Attachment*> Client::Enter(const SessionLock& lock, std::string_view name
   all_.emplace(attachment.get(), attachment);
   // A staged copy belongs to the caller alone.
   if (!unpublished && !peers.staged && share) {
-    current_.insert_or_assign(Key{std::string(name), access}, attachment.get());
+    current_.insert_or_assign(Key{attachment->facts().name, access}, attachment.get());
   }
   CountPeers(peers.way);
   return attachment.get();
@@ -999,13 +967,12 @@ Result<Attachment*> Client::Replace(std::string_view name, uint64_t size_bytes,
   return made;
 }
 
-Result<Client::Place> Client::PlaceOf(const SessionLock& lock, Kind kind, std::string_view name,
-                                      const MakeOptions& options, const Wait& wait) {
-  const Place first{.gpu = GpuUuid{session_.peer(lock).gpu_uuid}, .gpu_number = 0};
+Result<GpuUuid> Client::PlaceOf(const SessionLock& lock, Kind kind, std::string_view name,
+                                const MakeOptions& options, const Wait& wait) {
+  const GpuUuid first{session_.peer(lock).gpu_uuid};
   if (kind == Kind::kReplace) {
     const auto found = session_.registry().Share()->Find(name);
-    if (!found) return first;  // The broker says why.
-    return Place{.gpu = GpuUuid{found->record.gpu}, .gpu_number = found->record.gpu_number};
+    return found ? GpuUuid{found->record.gpu} : first;  // Otherwise the broker says why.
   }
   if (options.gpu == 0) return first;
   const auto gpus = AskForGpus(lock, wait);
@@ -1016,7 +983,33 @@ Result<Client::Place> Client::PlaceOf(const SessionLock& lock, Kind kind, std::s
                        gpus->size() == 1 ? " GPU" : " GPUs", ", numbered from 0"),
                 "use one of these, or give the pod more GPUs with gpushm.io/gpus");
   }
-  return Place{.gpu = GpuUuid{(*gpus)[options.gpu].gpu_uuid}, .gpu_number = options.gpu};
+  return GpuUuid{(*gpus)[options.gpu].gpu_uuid};
+}
+
+template <typename Request>
+Result<Client::Grant> Client::RequestMake(const SessionLock& lock, Kind kind, std::string_view name,
+                                          const Request& request, bool attach, const Wait& wait) {
+  Grant grant;
+  const auto reply = session_.Ask<protocol::MakeReply>(lock, kind, request, wait.answer,
+                                                       {.received = &grant.descriptors});
+  if (!reply) return std::unexpected(reply.error());
+  if ((request.size_bytes != 0 && reply->size_bytes != request.size_bytes) ||
+      (reply->lease_id != 0) != attach || (!attach && !grant.descriptors.empty())) {
+    session_.Drop(lock);
+    return BrokeProtocol(Concat("the grant differs from the request: lease ", reply->lease_id,
+                                " with ", reply->size_bytes, " bytes and ",
+                                grant.descriptors.size(), " descriptors for ", request.size_bytes,
+                                " bytes ", attach ? "with" : "without", " an attachment"));
+  }
+  grant.record.name = registry::Name(name);
+  grant.record.generation = reply->generation;
+  grant.record.size_bytes = reply->size_bytes;
+  grant.record.mapped_bytes = reply->mapped_bytes;
+  grant.record.gpu = reply->gpu_uuid;
+  grant.record.gpu_number = reply->gpu;
+  grant.record.flags = kind == Kind::kMakePage ? registry::kRecordPage : 0;
+  grant.reply.lease_id = reply->lease_id;
+  return grant;
 }
 
 Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size_bytes,
@@ -1030,20 +1023,17 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
   if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
     return std::unexpected(done.error());
   }
-  Result<Place> place = PlaceOf(*lock, kind, name, options, wait);
+  const Result<GpuUuid> place = PlaceOf(*lock, kind, name, options, wait);
   if (!place) return std::unexpected(place.error());
-  DeviceInfo device;
+  Result<DeviceInfo> device;
   if (attach) {  // Fails before anything is made if this process cannot map the buffer.
-    Result<DeviceInfo> found = FindDevice(place->gpu);
-    if (!found) return std::unexpected(found.error());
-    device = std::move(*found);
+    device = FindDevice(*place);
+    if (!device) return std::unexpected(device.error());
   }
   uint32_t flags = (attach ? protocol::kFlagAttach : 0) |
                    (options.unpublished ? protocol::kFlagUnpublished : 0) |
                    (options.until_unused ? protocol::kFlagUntilUnused : 0);
-  Grant grant{};
-  const Call call{.received = &grant.descriptors};
-  Result<protocol::AttachReply> reply = Fail(Code::kInternal, "no request was sent");
+  Result<Grant> grant = Fail(Code::kInternal, "no request was sent");
   if (kind == Kind::kCreate) {
     flags |= (options.writers_all ? protocol::kFlagWritersAll : 0) |
              (options.one_writer ? protocol::kFlagOneWriter : 0) |
@@ -1053,36 +1043,25 @@ Result<Attachment*> Client::Make(Kind kind, std::string_view name, uint64_t size
         .size_bytes = size_bytes,
         .flags = flags,
         .on_writer_exit = static_cast<uint32_t>(options.on_writer_exit)};
-    reply = session_.Ask<protocol::AttachReply>(*lock, kind, request, wait.answer, call);
+    grant = RequestMake(*lock, kind, name, request, attach, wait);
   } else {
     const protocol::ReplaceRequest request{.name = protocol::ToNameField(name),
                                            .size_bytes = size_bytes,
                                            .flags = flags,
                                            .reserved = 0};
-    reply = session_.Ask<protocol::AttachReply>(*lock, kind, request, wait.answer, call);
+    grant = RequestMake(*lock, kind, name, request, attach, wait);
   }
-  if (!reply) return std::unexpected(reply.error());
-  grant.reply = *reply;
-  if ((size_bytes != 0 && reply->size_bytes != size_bytes) ||
-      (!attach && !grant.descriptors.empty())) {
-    session_.Drop(*lock);
-    return BrokeProtocol(Concat("the grant differs from the request: ", reply->size_bytes,
-                                " bytes and ", grant.descriptors.size(), " descriptors for ",
-                                size_bytes, " bytes ", attach ? "with" : "without",
-                                " an attachment"));
-  }
+  if (!grant) return std::unexpected(grant.error());
   if (!attach) return nullptr;
-  if (kind == Kind::kReplace) {
-    // The name may have moved to another GPU before the request arrived.
-    const Place before = *place;
-    place = PlaceOf(*lock, kind, name, options, wait);
-    if (place && place->gpu != before.gpu) {
-      if (Result<DeviceInfo> found = FindDevice(place->gpu)) device = std::move(*found);
-    }
+  const GpuUuid made_on{grant->record.gpu};
+  if (made_on != *place)
+    device = FindDevice(made_on);  // The name moved before the request arrived.
+  if (!device) {
+    EndLease(*lock, {session_.peer(*lock).serial, grant->reply.lease_id}, wait.answer);
+    return std::unexpected(device.error());
   }
-  grant.gpu_number = place ? place->gpu_number : 0;
-  Result<Attachment*> entered = Enter(*lock, name, Access::kReadWrite, device, options.unpublished,
-                                      std::move(grant), /*seen=*/nullptr, wait);
+  Result<Attachment*> entered = Enter(*lock, Access::kReadWrite, *device, options.unpublished,
+                                      std::move(*grant), /*seen=*/nullptr, wait);
   if (!entered && kind == Kind::kCreate && !options.unpublished) {
     // The caller gets no buffer, so the name must become free again.
     const protocol::DeleteRequest request{.name = protocol::ToNameField(name)};
@@ -1172,21 +1151,10 @@ Result<Attachment*> Client::MakePage(std::string_view name, uint64_t size_bytes,
                (options.until_unused ? protocol::kFlagUntilUnused : 0),
       .reserved = 0,
       .after_generation = options.after_generation};
-  Grant grant{};
-  const auto reply = session_.Ask<protocol::AttachReply>(
-      *lock, Kind::kMakePage, request, wait.answer, {.received = &grant.descriptors});
-  if (!reply) return std::unexpected(reply.error());
-  grant.reply = *reply;
-  if (reply->size_bytes != size_bytes ||
-      reply->transport != static_cast<uint32_t>(protocol::Transport::kHost)) {
-    session_.Drop(*lock);
-    return BrokeProtocol(Concat("the grant differs from the request: ", reply->size_bytes,
-                                " bytes by transport ", reply->transport, " for ", size_bytes,
-                                " bytes by transport ",
-                                static_cast<uint32_t>(protocol::Transport::kHost)));
-  }
-  return Enter(*lock, name, Access::kReadWrite, DeviceInfo(), /*unpublished=*/true,
-               std::move(grant), /*seen=*/nullptr, wait);
+  Result<Grant> grant = RequestMake(*lock, Kind::kMakePage, name, request, /*attach=*/true, wait);
+  if (!grant) return std::unexpected(grant.error());
+  return Enter(*lock, Access::kReadWrite, DeviceInfo(), /*unpublished=*/true, std::move(*grant),
+               /*seen=*/nullptr, wait);
 }
 
 }  // namespace gpushm::client

@@ -286,12 +286,14 @@ class Client final : private SessionObserver {
   using Judge = std::function<Verdict(const registry::BufferRecord&, const std::string& reason)>;
   // A Judge that waits while the content is being loaded.
   static Verdict HasContent(const registry::BufferRecord& record, const std::string& reason);
-  // An attach or create reply, and the descriptors that came with it.
+  // A lease, and the memory that came with it.
   struct Grant {
-    protocol::AttachReply reply;
-    std::vector<UniqueFd> descriptors;
-    std::vector<uint64_t> block_bytes{};  // With transport kBlocks: one for each descriptor.
-    uint32_t gpu_number = 0;              // Of the memory's GPU among the pod's.
+    registry::BufferRecord record;  // As the registry shows it, or as it was made.
+    protocol::AttachReply reply{};
+    std::vector<UniqueFd> descriptors{};
+    std::vector<uint64_t> block_bytes{};  // With blocks: one for each descriptor.
+    bool is_page() const { return (record.flags & registry::kRecordPage) != 0; }
+    bool is_cuipc() const { return record.transport == registry::Transport::kCuIpc; }
   };
 
   explicit Client(ClientOptions options);
@@ -308,13 +310,9 @@ class Client final : private SessionObserver {
                          const Wanted& wanted, int64_t* sleeps_since_ns);
 
   Result<std::vector<protocol::GpuEntry>> AskForGpus(const SessionLock& lock, const Wait& wait);
-  // Where a new buffer or generation will be.
-  struct Place {
-    GpuUuid gpu;
-    uint32_t gpu_number = 0;
-  };
-  Result<Place> PlaceOf(const SessionLock& lock, protocol::Kind kind, std::string_view name,
-                        const MakeOptions& options, const Wait& wait);
+  // The GPU of a new buffer or generation.
+  Result<GpuUuid> PlaceOf(const SessionLock& lock, protocol::Kind kind, std::string_view name,
+                          const MakeOptions& options, const Wait& wait);
 
   // The GPU as this process sees it.
   Result<DeviceInfo> FindDevice(const GpuUuid& uuid);
@@ -325,12 +323,11 @@ class Client final : private SessionObserver {
   Attachment* Cached(std::string_view name, const AttachOptions& options);
   Result<Attachment*> AttachAny(std::string_view name, const AttachOptions& options,
                                 const Wait& wait);
-  Result<Attachment*> AttachNew(const SessionLock& lock, std::string_view name,
-                                const AttachOptions& options, const Seen& seen, const Wait& wait);
-  // Requests a lease on what the registry shows, and checks what comes.
-  Result<Grant> RequestLease(const SessionLock& lock, std::string_view name,
-                             const registry::BufferRecord& record, Access access,
-                             protocol::PeerWay way, const Wait& wait);
+  Result<Attachment*> AttachNew(const SessionLock& lock, const AttachOptions& options,
+                                const Seen& seen, const Wait& wait);
+  // Requests a lease on what the registry shows.
+  Result<Grant> RequestLease(const SessionLock& lock, const registry::BufferRecord& record,
+                             Access access, protocol::PeerWay way, const Wait& wait);
   Result<void> FetchBlocks(const SessionLock& lock, Grant* grant, const Wait& wait);
   // Puts the memory of `grant` in place of that of `attachment`.
   Result<void> Exchange(const SessionLock& lock, Attachment* attachment, const Seen& seen,
@@ -338,10 +335,13 @@ class Client final : private SessionObserver {
   Result<PeerPlan> Plan(const registry::BufferRecord& record, const DeviceInfo& device,
                         const PeerOptions& options);
   // Checks a grant, maps it and enters it in the table. Ends its lease if that fails.
-  Result<Attachment*> Enter(const SessionLock& lock, std::string_view name, Access access,
-                            const DeviceInfo& device, bool unpublished, Grant grant,
-                            const Seen* seen, const Wait& wait, const PeerPlan& peers = {},
-                            bool share = true);
+  Result<Attachment*> Enter(const SessionLock& lock, Access access, const DeviceInfo& device,
+                            bool unpublished, Grant grant, const Seen* seen, const Wait& wait,
+                            const PeerPlan& peers = {}, bool share = true);
+  // Of what a Create, Replace or MakePage made. Asks for it and checks that it is what was wanted.
+  template <typename Request>
+  Result<Grant> RequestMake(const SessionLock& lock, protocol::Kind kind, std::string_view name,
+                            const Request& request, bool attach, const Wait& wait);
   Result<Attachment::Memory> Map(const DeviceInfo& device, Access access, const Grant& grant,
                                  const PeerPlan& peers, const Deadline& deadline,
                                  CUdeviceptr* address);

@@ -356,11 +356,6 @@ void FakeBroker::AnswerAttach(const FakeRequest& request, Connection* connection
   }
   protocol::AttachReply grant{};
   grant.lease_id = Lease(*connection, name, buffer.record.generation);
-  grant.generation = buffer.record.generation;
-  grant.size_bytes = buffer.record.size_bytes;
-  grant.mapped_bytes = buffer.record.mapped_bytes;
-  grant.access = body->access;
-  grant.transport = static_cast<uint32_t>(buffer.record.transport);
   grant.offerer_pid = buffer.offerer_pid;
   Fill(request, grant, reply);
   if (buffer.descriptor) reply->descriptors.push_back(buffer.descriptor.get());
@@ -377,12 +372,11 @@ void FakeBroker::AnswerMake(const FakeRequest& request, Connection* connection, 
   buffer.record.size_bytes = body.size_bytes;
   buffer.record.mapped_bytes = RoundUp(body.size_bytes, uint64_t{2} << 20);
   buffer.record.gpu = gpu_.bytes;
-  protocol::AttachReply grant{};
+  protocol::MakeReply grant{};
   grant.generation = buffer.record.generation;
   grant.size_bytes = buffer.record.size_bytes;
   grant.mapped_bytes = buffer.record.mapped_bytes;
-  grant.access = 2;
-  grant.transport = 1;
+  grant.gpu_uuid = gpu_.bytes;
   if (api_ != nullptr) {
     buffer.descriptor =
         Must(Must(DeviceMemory::Create(*api_, 0, buffer.record.mapped_bytes)).Export());

@@ -150,7 +150,16 @@ class Broker : private Handler {
   // Allocates on the thread of the GPU's driver, then commits and replies.
   Result<void> Allocate(const Ledger::Ticket& ticket, const ReplyTo& to);
   void Allocated(const Ledger::Ticket& ticket, const ReplyTo& to, Result<UniqueFd> descriptor);
-  void ReplyGrant(const Client& client, const ReplyTo& to, const Grant& grant);
+  void ReplyAttached(const Client& client, const ReplyTo& to, const Grant& grant);
+  void ReplyMade(const Client& client, const ReplyTo& to, const Grant& grant);
+  template <typename Reply>
+  void ReplyGrant(const Client& client, const ReplyTo& to, uint64_t lease_id, const Reply& reply,
+                  int descriptor) {
+    if (server_->Reply(to, reply, descriptor) || lease_id == 0) return;
+    // It was refused because the last one is unread. The client does not know of this lease.
+    [[maybe_unused]] const auto undone = ledger_->Detach(client, lease_id);
+    Apply();
+  }
 
   // Passes the ledger's changes to the plugin and the registry, and frees the memory that the
   // ledger released.

@@ -97,8 +97,8 @@ Result<protocol::GpusReply> Gpus(RawClient* client) {
   return client->Call<protocol::GpusReply>(Kind::kGpus, protocol::GpusRequest{});
 }
 
-Result<protocol::AttachReply> MakePage(RawClient* client, const std::string& name) {
-  return client->Call<protocol::AttachReply>(
+Result<protocol::MakeReply> MakePage(RawClient* client, const std::string& name) {
+  return client->Call<protocol::MakeReply>(
       Kind::kMakePage, protocol::MakePageRequest{.name = protocol::ToNameField(name),
                                                  .size_bytes = 4096,
                                                  .flags = 0,

@@ -109,7 +109,7 @@ TEST(Limits, APluginsRestartCostsNoMemory) {
   const auto hello = client.Hello();
   ASSERT_TRUE(hello);
   for (int i = 0; i < 8; ++i) {
-    ASSERT_TRUE(client.Call<protocol::AttachReply>(
+    ASSERT_TRUE(client.Call<protocol::MakeReply>(
         protocol::Kind::kMakePage,
         protocol::MakePageRequest{.name = protocol::ToNameField(Concat("page-", i)),
                                   .size_bytes = limits::kPageBytes,

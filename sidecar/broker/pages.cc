@@ -103,7 +103,7 @@ Result<void> Broker::OnMakePage(Request& request) {
   const auto grant = ledger_->Commit(*ticket, std::move(*memory), /*client_alive=*/true, UnixNs());
   Apply();
   if (!grant) return std::unexpected(grant.error());
-  ReplyGrant(request.client, request.to, *grant);
+  ReplyMade(request.client, request.to, *grant);
   return {};
 }
 

@@ -31,9 +31,9 @@ using testing::RawClient;
 
 constexpr uint64_t kLongMs = 20'000;
 
-Result<protocol::AttachReply> Make(RawClient* client, const std::string& name, uint64_t bytes,
-                                   uint32_t flags = 0, uint64_t after = 0) {
-  return client->Call<protocol::AttachReply>(
+Result<protocol::MakeReply> Make(RawClient* client, const std::string& name, uint64_t bytes,
+                                 uint32_t flags = 0, uint64_t after = 0) {
+  return client->Call<protocol::MakeReply>(
       Kind::kMakePage, protocol::MakePageRequest{.name = protocol::ToNameField(name),
                                                  .size_bytes = bytes,
                                                  .flags = flags,
@@ -71,7 +71,6 @@ class PagesTest : public ::testing::Test {
 TEST_F(PagesTest, AReaderCannotWrite) {
   const auto made = Make(&client_, "ready", 100);
   ASSERT_TRUE(made) << made.error().ToString();
-  EXPECT_EQ(made->transport, static_cast<uint32_t>(protocol::Transport::kHost));
   EXPECT_EQ(made->mapped_bytes, 4096U);
   ASSERT_EQ(client_.descriptors().size(), 1U);
   const UniqueFd writable = std::move(client_.descriptors()[0]);
@@ -324,7 +323,6 @@ TEST_F(DeclaredSignalsTest, AreThereFromTheStartAndOfNobody) {
   for (const char* const name : {"ready", "stop"}) {
     const auto attached = other_.Attach(name, 1);
     ASSERT_TRUE(attached) << attached.error().ToString();
-    EXPECT_EQ(attached->transport, static_cast<uint32_t>(protocol::Transport::kHost));
     const auto reading = FirstCell(&other_);
     ASSERT_TRUE(reading) << reading.error().ToString();
     EXPECT_EQ(reading->state, sync::CellState::kFree);
@@ -334,18 +332,22 @@ TEST_F(DeclaredSignalsTest, AreThereFromTheStartAndOfNobody) {
 }
 
 TEST_F(DeclaredSignalsTest, RightsHoldForWhatIsThereAndForWhatFollows) {
-  const auto page = app_.Attach("ready", 1);
-  ASSERT_TRUE(page);
-  for (const auto& denied :
-       {other_.Attach("private", 1), other_.Attach("ready", 2),
-        Make(&other_, "ready", 4096, protocol::kFlagWritersAll, page->generation)}) {
+  ASSERT_TRUE(app_.Attach("ready", 1));
+  const auto holders = app_.Call<protocol::HoldersReply>(
+      Kind::kHolders, protocol::HoldersRequest{protocol::ToNameField("ready"), 0});
+  ASSERT_TRUE(holders);
+  const uint64_t page = holders->entries[0].generation;
+  const auto expect_denied = [](const auto& denied) {
     ASSERT_FALSE(denied);
     EXPECT_EQ(denied.error().code(), Code::kDenied) << denied.error().ToString();
     EXPECT_NE(denied.error().remedy().find("signals.gpushm.io/"), std::string::npos);
-  }
+  };
+  expect_denied(other_.Attach("private", 1));
+  expect_denied(other_.Attach("ready", 2));
+  expect_denied(Make(&other_, "ready", 4096, protocol::kFlagWritersAll, page));
   EXPECT_EQ(Make(&app_, "ready", 4096).error().code(), Code::kAlreadyExists);
   EXPECT_EQ(app_.Delete("ready").error().code(), Code::kDenied);
-  const auto next = Make(&app_, "ready", 4096, protocol::kFlagWritersAll, page->generation);
+  const auto next = Make(&app_, "ready", 4096, protocol::kFlagWritersAll, page);
   ASSERT_TRUE(next) << next.error().ToString();
   ASSERT_TRUE(Publish(&app_, next->lease_id) && app_.Detach(next->lease_id));
   const auto denied = other_.Attach("ready", 2);

@@ -201,49 +201,43 @@ Result<void> Broker::OnAttach(Request& request) {
     }
     return std::unexpected(grant.error());
   }
-  ReplyGrant(request.client, request.to, *grant);
+  StateChanges();
+  ReplyAttached(request.client, request.to, *grant);
   return {};
 }
 
-void Broker::ReplyGrant(const Client& client, const ReplyTo& to, const Grant& grant) {
-  StateChanges();
-  protocol::AttachReply reply{};
-  reply.lease_id = grant.lease_id;
-  reply.generation = grant.generation;
-  reply.size_bytes = grant.memory->size_bytes;
-  reply.mapped_bytes = grant.memory->mapped_bytes;
-  reply.access = static_cast<uint32_t>(grant.access);
-  reply.transport = static_cast<uint32_t>(grant.memory->transport);
-  int descriptor = -1;
-  UniqueFd read_only;
-  if (grant.memory->is_page() && grant.access == Access::kRead) {
-    // The page's own descriptor is writable. A second descriptor of the same file, opened
-    // read-only, is not.
-    const std::string path = Concat("/proc/self/fd/", grant.memory->descriptor.get());
-    read_only.Reset(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!read_only) {
-      const Status failed = Status(Code::kSystem, Concat("open ", path, " for reading"),
-                                   "check that /proc is mounted in the sidecar", errno);
-      [[maybe_unused]] const auto undone = ledger_->Detach(client, grant.lease_id);
-      Apply();
-      return server_->ReplyError(to, failed);
-    }
-    descriptor = read_only.get();
-  } else if (grant.memory->transport == protocol::Transport::kCuIpc) {
-    reply.offerer_pid = grant.memory->offerer_pid;
-    reply.offset = grant.memory->offset;
-    reply.cuipc_handle = grant.memory->cuipc_handle;
-  } else if (!grant.memory->blocks.empty()) {
-    reply.blocks = static_cast<uint32_t>(grant.memory->blocks.size());
-    reply.offset = grant.memory->offset;
-  } else if (grant.lease_id != 0) {
-    descriptor = grant.memory->descriptor.get();
+void Broker::ReplyAttached(const Client& client, const ReplyTo& to, const Grant& grant) {
+  const Memory& memory = *grant.memory;
+  protocol::AttachReply reply{.lease_id = grant.lease_id,
+                              .offerer_pid = memory.offerer_pid,
+                              .blocks = static_cast<uint32_t>(memory.blocks.size()),
+                              .offset = memory.offset,
+                              .cuipc_handle = memory.cuipc_handle};
+  if (!memory.is_page() || grant.access != Access::kRead) {
+    return ReplyGrant(client, to, grant.lease_id, reply, memory.descriptor.get());
   }
-  if (!server_->Reply(to, reply, descriptor) && grant.lease_id != 0) {
-    // The reply was refused because the last one is unread. The client does not know of this lease.
-    [[maybe_unused]] const auto undone = ledger_->Detach(client, grant.lease_id);
-    Apply();
-  }
+  // The page's own descriptor is writable. A second descriptor of the same file, opened read-only,
+  // is not.
+  const std::string path = Concat("/proc/self/fd/", memory.descriptor.get());
+  const UniqueFd read_only(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (read_only) return ReplyGrant(client, to, grant.lease_id, reply, read_only.get());
+  const Status failed = Status(Code::kSystem, Concat("open ", path, " for reading"),
+                               "check that /proc is mounted in the sidecar", errno);
+  [[maybe_unused]] const auto undone = ledger_->Detach(client, grant.lease_id);
+  Apply();
+  server_->ReplyError(to, failed);
+}
+
+void Broker::ReplyMade(const Client& client, const ReplyTo& to, const Grant& grant) {
+  const Memory& memory = *grant.memory;
+  const protocol::MakeReply reply{.lease_id = grant.lease_id,
+                                  .generation = grant.generation,
+                                  .size_bytes = memory.size_bytes,
+                                  .mapped_bytes = memory.mapped_bytes,
+                                  .gpu_uuid = gpus_.at(memory.gpu).gpu.info().uuid.bytes,
+                                  .gpu = memory.gpu,
+                                  .reserved = 0};
+  ReplyGrant(client, to, grant.lease_id, reply, grant.lease_id != 0 ? memory.descriptor.get() : -1);
 }
 
 Result<void> Broker::OnDetach(Request& request) {
@@ -318,7 +312,7 @@ void Broker::Allocated(const Ledger::Ticket& ticket, const ReplyTo& to,
            {"bytes", ticket.mapped_bytes},
            {"container", ticket.client.container},
            {"published", !ticket.unpublished}});
-  ReplyGrant(ticket.client, to, *grant);
+  ReplyMade(ticket.client, to, *grant);
 }
 
 Result<void> Broker::OnPublish(Request& request) {
@@ -429,7 +423,7 @@ Result<void> Broker::OnOffer(Request& request) {
   memory.size_bytes = body->size_bytes;
   memory.mapped_bytes = body->mapped_bytes;
   memory.cuipc_handle = body->cuipc_handle;
-  memory.offset = body->offset;
+  memory.offset = vmm ? 0 : body->offset;
   memory.offerer_pid = body->pid;
   memory.gpu = *gpu;
   if (vmm) memory.descriptor = std::move(request.message->descriptors[0]);

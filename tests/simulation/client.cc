@@ -124,20 +124,20 @@ void Client::Check(Kind kind, const Status& status) {
                       status.ToString()));
 }
 
-void Client::Take(const std::string& name, const protocol::AttachReply& reply,
+void Client::Take(const std::string& name, uint64_t lease, uint64_t generation, uint32_t access,
                   std::vector<UniqueFd>* received, bool unpublished) {
-  pod_->OnGeneration(reply.generation, received->empty() ? -1 : received->front().get());
-  if (reply.lease_id == 0) return;
+  pod_->OnGeneration(generation, received->empty() ? -1 : received->front().get());
+  if (lease == 0) return;
   pod_->CountGrant();
   Held held{.name = name,
-            .generation = reply.generation,
-            .access = reply.access,
+            .generation = generation,
+            .access = access,
             .epoch = epoch_,
             .unpublished = unpublished,
             .sure = !pod_->IsForgiven(epoch_)};
   if (!received->empty()) held.memory = received->front().Release();
-  if (!held_.emplace(reply.lease_id, held).second) {
-    world_->Fail(Concat("(3) lease ", reply.lease_id, " was granted twice to ", process_->name));
+  if (!held_.emplace(lease, held).second) {
+    world_->Fail(Concat("(3) lease ", lease, " was granted twice to ", process_->name));
   }
 }
 
@@ -166,10 +166,14 @@ void Client::Attach() {
   const std::string name = PickName();
   request.name = protocol::ToNameField(name);
   request.access = world_->Chance(2) ? 2 : 1;
+  // While no broker runs, the library reads the registry of the last one.
+  if (const uint64_t now = pod_->CurrentOf(name); now != 0) seen_[name] = now;
+  request.generation = std::max<uint64_t>(seen_[name], 1);
   request.gpu_uuid = pod_->gpu_bytes();
   std::vector<UniqueFd> received;
   const auto reply = Ask<protocol::AttachReply>(Kind::kAttach, request, &received);
-  if (reply) Take(name, *reply, &received, /*unpublished=*/false);
+  if (!reply) return;
+  Take(name, reply->lease_id, request.generation, request.access, &received, /*unpublished=*/false);
 }
 
 void Client::Create() {
@@ -186,8 +190,8 @@ void Client::Create() {
                   (attach && world_->Chance(3) ? protocol::kFlagUntilUnused : 0);
   request.on_writer_exit = static_cast<uint32_t>(world_->Pick(3));
   std::vector<UniqueFd> received;
-  const auto reply = Ask<protocol::AttachReply>(Kind::kCreate, request, &received);
-  if (reply) Take(name, *reply, &received, unpublished);
+  const auto reply = Ask<protocol::MakeReply>(Kind::kCreate, request, &received);
+  if (reply) Take(name, reply->lease_id, reply->generation, 2, &received, unpublished);
 }
 
 void Client::Replace() {
@@ -199,8 +203,8 @@ void Client::Replace() {
   request.flags =
       (attach ? protocol::kFlagAttach : 0) | (unpublished ? protocol::kFlagUnpublished : 0);
   std::vector<UniqueFd> received;
-  const auto reply = Ask<protocol::AttachReply>(Kind::kReplace, request, &received);
-  if (reply) Take(name, *reply, &received, unpublished);
+  const auto reply = Ask<protocol::MakeReply>(Kind::kReplace, request, &received);
+  if (reply) Take(name, reply->lease_id, reply->generation, 2, &received, unpublished);
 }
 
 void Client::Publish() {
@@ -257,11 +261,11 @@ void Client::MakePage() {
   request.flags = protocol::kFlagWritersAll | (world_->Chance(2) ? protocol::kFlagUntilUnused : 0);
   request.after_generation = pod_->CurrentOf(name);
   std::vector<UniqueFd> received;
-  const auto reply = Ask<protocol::AttachReply>(Kind::kMakePage, request, &received);
+  const auto reply = Ask<protocol::MakeReply>(Kind::kMakePage, request, &received);
   if (!reply || received.empty()) return;
   void* const address = mmap(nullptr, reply->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
                              received.front().get(), 0);
-  Take(name, *reply, &received, /*unpublished=*/true);
+  Take(name, reply->lease_id, reply->generation, 2, &received, /*unpublished=*/true);
   const sync::Page page =
       sync::Page::Make(address, reply->mapped_bytes, sync::Kind::kSignal, 2, 0, {});
   const auto held = held_.find(reply->lease_id);

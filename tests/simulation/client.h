@@ -77,7 +77,8 @@ class Client final : public client::SessionObserver {
                     uint64_t serial = 0, std::span<const int> descriptors = {});
   // An error that no client may get.
   void Check(protocol::Kind kind, const Status& status);
-  void Take(const std::string& name, const protocol::AttachReply& reply,
+  // What a grant gave: a lease (0: none) on a generation, and its memory.
+  void Take(const std::string& name, uint64_t lease, uint64_t generation, uint32_t access,
             std::vector<UniqueFd>* received, bool unpublished);
   std::string PickName();
   // A lease that is not about to end; 0: it has none.
@@ -97,6 +98,7 @@ class Client final : public client::SessionObserver {
   uint64_t serial_ = 0;
   bool waits_ = false;
   std::map<uint64_t, Held> held_;
+  std::map<std::string, uint64_t> seen_;  // Generations that the registry showed last.
 };
 
 }  // namespace gpushm::simulation

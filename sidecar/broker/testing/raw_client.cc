@@ -34,17 +34,18 @@ Result<protocol::HelloReply> RawClient::Hello(uint64_t resume_client_id,
   return reply;
 }
 
-Result<protocol::AttachReply> RawClient::Attach(const std::string& name, uint32_t access) {
+Result<protocol::AttachReply> RawClient::Attach(const std::string& name, uint32_t access,
+                                                uint64_t generation) {
   return Call<protocol::AttachReply>(Kind::kAttach,
                                      protocol::AttachRequest{.name = protocol::ToNameField(name),
                                                              .access = access,
                                                              .peer_way = 0,
-                                                             .generation = 0,
+                                                             .generation = generation,
                                                              .gpu_uuid = gpu_uuid_});
 }
 
-Result<protocol::AttachReply> RawClient::Create(const std::string& name, uint64_t size_bytes,
-                                                uint32_t flags, uint32_t on_writer_exit) {
+Result<protocol::MakeReply> RawClient::Create(const std::string& name, uint64_t size_bytes,
+                                              uint32_t flags, uint32_t on_writer_exit) {
   if (auto posted = Post(Kind::kCreate, protocol::CreateRequest{.name = protocol::ToNameField(name),
                                                                 .size_bytes = size_bytes,
                                                                 .flags = flags,
@@ -52,7 +53,7 @@ Result<protocol::AttachReply> RawClient::Create(const std::string& name, uint64_
       !posted) {
     return std::unexpected(posted.error());
   }
-  return Await<protocol::AttachReply>();
+  return Await<protocol::MakeReply>();
 }
 
 Result<protocol::EmptyReply> RawClient::Detach(uint64_t lease_id) {

@@ -62,9 +62,10 @@ class RawClient {
   // As a new client, or as one that existed before.
   Result<protocol::HelloReply> Hello(uint64_t resume_client_id = 0,
                                      const protocol::ResumeToken& token = {});
-  Result<protocol::AttachReply> Attach(const std::string& name, uint32_t access = 1);
-  Result<protocol::AttachReply> Create(const std::string& name, uint64_t size_bytes,
-                                       uint32_t flags = 0, uint32_t on_writer_exit = 0);
+  Result<protocol::AttachReply> Attach(const std::string& name, uint32_t access = 1,
+                                       uint64_t generation = 0);
+  Result<protocol::MakeReply> Create(const std::string& name, uint64_t size_bytes,
+                                     uint32_t flags = 0, uint32_t on_writer_exit = 0);
   Result<protocol::EmptyReply> Detach(uint64_t lease_id);
   Result<protocol::EmptyReply> Delete(const std::string& name);
   Result<protocol::BrokerInfoReply> Info();
