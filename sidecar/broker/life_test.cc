@@ -47,14 +47,20 @@ std::string LastWords(const BrokerProcess& broker) {
 }
 
 // What the registry from Hello says about a buffer.
-std::optional<registry::BufferState> StateOf(const BrokerProcess& broker, const std::string& name) {
+std::optional<registry::BufferRecord> RecordOf(const BrokerProcess& broker,
+                                               const std::string& name) {
   RawClient client(broker.Socket("app"));
   if (!client.Hello() || client.descriptors().size() != 1) return std::nullopt;
   const auto reader = registry::RegistryReader::Open(std::move(client.descriptors()[0]));
   if (!reader) return std::nullopt;
   const auto found = (*reader)->Find(name);
   if (!found) return std::nullopt;
-  return found->record.state;
+  return found->record;
+}
+
+std::optional<registry::BufferState> StateOf(const BrokerProcess& broker, const std::string& name) {
+  const auto record = RecordOf(broker, name);
+  return record ? std::optional(record->state) : std::nullopt;
 }
 
 // For gpushm-mps, which runs as another uid. The folder outlives the broker, with what is in it.
@@ -111,6 +117,26 @@ TEST(BrokerLife, TheLoaderOfAFileIsServedAndLoads) {
       protocol::Kind::kContent, protocol::ContentRequest{lease->lease_id, 2 << 20, 1, 0}));
   EXPECT_EQ(StateOf(broker, "w"), registry::BufferState::kReady);
   EXPECT_TRUE(app.Attach("w"));
+}
+
+// Regression: the registry showed the digest until something else changed there.
+TEST(BrokerLife, TheDigestIsGoneBeforeAWriterHasItsLease) {
+  const TempFolder folder;
+  const BrokerProcess broker(folder.path(), With("buffers.gpushm.io/weights: 2Mi"));
+  ASSERT_TRUE(broker.ready()) << broker.log();
+  RawClient app(broker.Socket("app"));
+  ASSERT_TRUE(app.Hello());
+  const auto lease = app.Attach("weights", 2);
+  ASSERT_TRUE(lease) << lease.error().ToString();
+  ASSERT_TRUE(app.Call<protocol::EmptyReply>(
+      protocol::Kind::kContent,
+      protocol::ContentRequest{lease->lease_id, 5, 1, 0, Digest{{1, 2}}}));
+  ASSERT_TRUE(app.Detach(lease->lease_id));
+  EXPECT_FALSE(RecordOf(broker, "weights")->digest.empty());
+  ASSERT_TRUE(app.Attach("weights", 1));
+  EXPECT_FALSE(RecordOf(broker, "weights")->digest.empty()) << "the control: a reader";
+  ASSERT_TRUE(app.Attach("weights", 2));
+  EXPECT_TRUE(RecordOf(broker, "weights")->digest.empty());
 }
 
 TEST(BrokerLife, SaysWhosePodItServes) {

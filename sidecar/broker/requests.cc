@@ -201,7 +201,7 @@ Result<void> Broker::OnAttach(Request& request) {
     }
     return std::unexpected(grant.error());
   }
-  StateChanges();
+  Apply();
   ReplyAttached(request.client, request.to, *grant);
   return {};
 }
