@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "contract/protocol/link_testing.h"
+#include "contract/protocol/testing/link.h"
 
 namespace gpushm::protocol {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "contract/limits.h"
-#include "contract/protocol/link_testing.h"
+#include "contract/protocol/testing/link.h"
 #include "contract/registry/record.h"
 
 namespace gpushm::protocol {

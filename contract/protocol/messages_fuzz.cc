@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "contract/protocol/testing.h"
+#include "contract/protocol/testing/messages.h"
 
 namespace gpushm::protocol {
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "contract/limits.h"
-#include "contract/protocol/testing.h"
+#include "contract/protocol/testing/messages.h"
 
 namespace gpushm::protocol {
 namespace {

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <string>
 
-#include "contract/registry/testing.h"
+#include "contract/registry/testing/registry.h"
 #include "platform/base/testing.h"
 
 namespace gpushm::registry {

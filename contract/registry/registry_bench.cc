@@ -19,7 +19,7 @@
 
 #include "contract/limits.h"
 #include "contract/registry/reader.h"
-#include "contract/registry/testing.h"
+#include "contract/registry/testing/registry.h"
 #include "contract/registry/writer.h"
 #include "platform/base/clock.h"
 

@@ -15,7 +15,7 @@
 #include <functional>
 
 #include "contract/registry/reader.h"
-#include "contract/registry/testing.h"
+#include "contract/registry/testing/registry.h"
 #include "contract/registry/writer.h"
 #include "platform/base/testing/descriptors.h"
 

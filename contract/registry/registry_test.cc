@@ -15,7 +15,7 @@
 #include "contract/limits.h"
 #include "contract/registry/name_map.h"
 #include "contract/registry/reader.h"
-#include "contract/registry/testing.h"
+#include "contract/registry/testing/registry.h"
 #include "contract/registry/writer.h"
 #include "platform/base/name.h"
 #include "platform/base/testing/must.h"

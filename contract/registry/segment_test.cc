@@ -14,7 +14,7 @@
 
 #include "contract/registry/reader.h"
 #include "contract/registry/segment_writer.h"
-#include "contract/registry/testing.h"
+#include "contract/registry/testing/registry.h"
 
 namespace gpushm::registry {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "contract/registry/testing.h"
+#include "contract/registry/testing/registry.h"
 
 namespace gpushm::plugin::metrics {
 namespace {

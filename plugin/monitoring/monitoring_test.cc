@@ -17,7 +17,7 @@
 #include <set>
 #include <vector>
 
-#include "contract/registry/testing.h"
+#include "contract/registry/testing/registry.h"
 #include "contract/sync/page.h"
 #include "platform/base/sealed_memory.h"
 #include "platform/driver/device.h"

@@ -1,4 +1,4 @@
-// Helpers of this folder's tests, fuzzers and benchmarks.
+// For tests, fuzzers and benchmarks of registries.
 #pragma once
 
 #include <fcntl.h>
