@@ -114,6 +114,7 @@ struct LinkHeader {
 static_assert(sizeof(LinkHeader) == 16);
 
 struct LinkHello {
+  static constexpr LinkKind kKind = LinkKind::kHello;
   uint16_t min_version;
   uint16_t max_version;
   uint32_t want_kept;  // 1: it has nothing and requests the kept state. 0: it has state.
@@ -123,6 +124,7 @@ struct LinkHello {
 static_assert(sizeof(LinkHello) == 80);
 
 struct LinkWelcome {
+  static constexpr LinkKind kKind = LinkKind::kWelcome;
   uint16_t version;
   uint16_t other_gpus;               // Number of Gpu messages that follow.
   uint32_t device_lost;              // 1: the GPU is unhealthy now.
@@ -139,6 +141,7 @@ static_assert(sizeof(LinkWelcome) == 112);
 
 // One of the other GPUs of the allocation, in the order of their numbers.
 struct LinkGpu {
+  static constexpr LinkKind kKind = LinkKind::kGpu;
   uint32_t number;  // 1 for the first that follows.
   uint32_t lost;    // 1: the GPU is unhealthy now.
   std::array<uint8_t, 16> gpu_uuid;
@@ -148,18 +151,21 @@ static_assert(sizeof(LinkGpu) == 24);
 // The pods that share the broker's claim connect to this socket. The plugin makes it, so that no
 // pod can write in the folder that the others see.
 struct LinkOthers {
+  static constexpr LinkKind kKind = LinkKind::kOthers;
   uint32_t may_write;  // 0: they may only read.
   uint32_t reserved;
 };
 static_assert(sizeof(LinkOthers) == 8);
 
 struct LinkRegistry {
+  static constexpr LinkKind kKind = LinkKind::kRegistry;
   uint64_t epoch;
 };
 static_assert(sizeof(LinkRegistry) == 8);
 
 // A process that holds leases. The token lets it resume its connection (messages.h, Hello).
 struct LinkClient {
+  static constexpr LinkKind kKind = LinkKind::kClient;
   uint64_t client_id;
   std::array<uint8_t, 16> token;
   NameField container;
@@ -172,6 +178,7 @@ static_assert(sizeof(LinkClient) == 216);
 // The pod of the broker, which the plugin shows for a claim that several pods share: it may be
 // another one than when the claim was prepared.
 struct LinkBrokerPod {
+  static constexpr LinkKind kKind = LinkKind::kBrokerPod;
   NameField pod;  // As from ToPodField.
 };
 static_assert(sizeof(LinkBrokerPod) == 64);
@@ -179,6 +186,7 @@ static_assert(sizeof(LinkBrokerPod) == 64);
 // A name and its rules, without the lists of containers: only declared buffers have lists, and a
 // broker reads those from its environment again.
 struct LinkBuffer {
+  static constexpr LinkKind kKind = LinkKind::kBuffer;
   NameField name;
   NameField creator;        // Container; empty if it is declared.
   uint32_t declared;        // 0 or 1
@@ -192,6 +200,7 @@ struct LinkBuffer {
 static_assert(sizeof(LinkBuffer) == 168);
 
 struct LinkGeneration {
+  static constexpr LinkKind kKind = LinkKind::kGeneration;
   NameField name;  // The buffer's name.
   uint64_t generation;
   uint64_t size_bytes;
@@ -211,6 +220,7 @@ static_assert(sizeof(LinkGeneration) == 200);
 
 // One allocation of a generation with Transport::kBlocks, after its generation, in order.
 struct LinkBlock {
+  static constexpr LinkKind kKind = LinkKind::kBlock;
   uint64_t generation;
   uint64_t mapped_bytes;
   uint32_t index;
@@ -220,6 +230,7 @@ static_assert(sizeof(LinkBlock) == 24);
 
 // How many bytes of a generation are content, if somebody said it; otherwise all are.
 struct LinkContent {
+  static constexpr LinkKind kKind = LinkKind::kContent;
   uint64_t generation;
   uint64_t content_bytes;
   Digest digest{};  // Of these bytes, if it is known.
@@ -228,12 +239,14 @@ static_assert(sizeof(LinkContent) == 32);
 
 // The description of a generation. 0 bytes: it has none any more.
 struct LinkDescription {
+  static constexpr LinkKind kKind = LinkKind::kDescription;
   uint64_t generation;
   uint64_t size_bytes;
 };
 static_assert(sizeof(LinkDescription) == 16);
 
 struct LinkLease {
+  static constexpr LinkKind kKind = LinkKind::kLease;
   uint64_t lease_id;
   uint64_t client_id;
   uint64_t generation;
@@ -246,6 +259,7 @@ static_assert(sizeof(LinkLease) == 40);
 enum class LinkDropped : uint32_t { kClient = 1, kBuffer = 2, kGeneration = 3, kLease = 4 };
 
 struct LinkDrop {
+  static constexpr LinkKind kKind = LinkKind::kDrop;
   uint32_t what;  // LinkDropped
   uint32_t reserved;
   uint64_t id;     // Client, generation or lease; 0 for a buffer.
@@ -254,11 +268,13 @@ struct LinkDrop {
 static_assert(sizeof(LinkDrop) == 80);
 
 struct LinkEnd {
+  static constexpr LinkKind kKind = LinkKind::kEnd;
   uint64_t reserved;
 };
 static_assert(sizeof(LinkEnd) == 8);
 
 struct LinkDevice {
+  static constexpr LinkKind kKind = LinkKind::kDevice;
   uint32_t lost;                 // 1: unhealthy; clients get DEVICE_LOST. 0: healthy again.
   uint32_t gpu;                  // The number of the GPU.
   std::array<char, 256> reason;  // "XID 79: the GPU has fallen off the bus", NUL-terminated.
@@ -266,6 +282,7 @@ struct LinkDevice {
 static_assert(sizeof(LinkDevice) == 264);
 
 struct LinkCounters {
+  static constexpr LinkKind kKind = LinkKind::kCounters;
   uint32_t version;  // kCountersVersion
   uint32_t reserved;
 };
@@ -285,6 +302,11 @@ size_t EncodeLink(LinkKind kind, const Body& body, Buffer* out) {
   std::memcpy(out->data(), &header, sizeof header);
   std::memcpy(out->data() + sizeof header, &body, sizeof body);
   return sizeof header + sizeof body;
+}
+
+template <typename Body>
+size_t EncodeLink(const Body& body, Buffer* out) {
+  return EncodeLink(Body::kKind, body, out);
 }
 
 // ---- decoding: all kCorrupt when a rule is broken, kIncompatible for another version

@@ -295,10 +295,9 @@ Result<void> Broker::MakeDeclared(const std::set<std::string>& settled) {
     const Result<Ledger::Ticket> ticket = ledger_->BeginDeclared(spec);
     if (!ticket) return std::unexpected(ticket.error());
     Result<UniqueFd> descriptor =
-        OnDriver<Result<UniqueFd>>(ticket->gpu, Concat("make \"", spec.name, '"'),
-                                   [gpu = gpus_.at(ticket->gpu).gpu, bytes = ticket->mapped_bytes] {
-                                     return gpu.Allocate(bytes);
-                                   });
+        OnDriver<Result<UniqueFd>>(ticket->how.gpu, Concat("make \"", spec.name, '"'),
+                                   [gpu = gpus_.at(ticket->how.gpu).gpu,
+                                    bytes = ticket->mapped_bytes] { return gpu.Allocate(bytes); });
     if (!descriptor) {
       ledger_->Abort(*ticket);
       return std::unexpected(descriptor.error().WithContext(Concat("buffer \"", spec.name, '"')));
@@ -414,7 +413,8 @@ void Broker::LookAtMps() {
 // ---- carrying out the ledger's changes
 
 void Broker::Apply() {
-  StateChanges();
+  EndParticipants();
+  if (journal_) StateChanges();
   const std::vector<Change> changes = ledger_->TakeChanges();
   for (const Change& change : changes) ShowChange(change);
   if (!changes.empty()) {
@@ -486,10 +486,10 @@ void Broker::OnEnded(const Client& client) {
   Apply();
   counters_->End(client.id);
   if (announced_.erase(client.id) == 0) return;
-  protocol::LinkDrop drop{};
-  drop.what = static_cast<uint32_t>(protocol::LinkDropped::kClient);
-  drop.id = client.id;
-  link_->State({drop});
+  link_->State({protocol::LinkDrop{.what = static_cast<uint32_t>(protocol::LinkDropped::kClient),
+                                   .reserved = 0,
+                                   .id = client.id,
+                                   .name = {}}});
 }
 
 // ---- end
@@ -499,7 +499,7 @@ bool Broker::Drained() const {
   size_t of_others = 0;
   if (serves_others_) {
     for (const uint64_t client : server_->ClientsOf(protocol::kOtherPods)) {
-      of_others += ledger_->HeldBy(client).leases;
+      of_others += ledger_->HeldBy(client).leases.size();
     }
   }
   return ledger_->lease_count() <= of_others && driver_calls_ == 0;

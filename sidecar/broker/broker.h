@@ -33,6 +33,7 @@
 #include "sidecar/broker/broker_config.h"
 #include "sidecar/broker/counters.h"
 #include "sidecar/broker/gpu.h"
+#include "sidecar/broker/journal.h"
 #include "sidecar/broker/ledger.h"
 #include "sidecar/broker/link.h"
 #include "sidecar/broker/server.h"
@@ -161,10 +162,8 @@ class Broker : private Handler {
     Apply();
   }
 
-  // Passes the ledger's changes to the plugin and the registry, and frees the memory that the
-  // ledger released.
+  // Carries out the effects of calls of the ledger, in the order that ledger.h gives.
   void Apply();
-  // Passes the changes on, but frees nothing.
   void StateChanges();
   // Marks the cells of participants that are gone as ended, which releases everybody who waits for
   // them.
@@ -192,6 +191,7 @@ class Broker : private Handler {
   };
   std::vector<PodGpu> gpus_;  // By number.
   std::optional<Ledger> ledger_;
+  std::optional<Journal> journal_;  // If there is a plugin.
   std::optional<registry::RegistryWriter> registry_;
   std::map<std::string, uint32_t> slots_;  // Registry slots by name.
   // For the calls of libcuda, and for closing memory: one for each GPU, so that one that hangs
@@ -206,8 +206,7 @@ class Broker : private Handler {
   std::map<std::string, UniqueFd> name_alarms_;
   std::set<uint64_t> announced_;                   // Clients that the plugin knows.
   std::map<uint64_t, std::vector<Block>> staged_;  // By client, for its next offer.
-  Ledger::Cursor stated_;  // Position in the full state while link_ is stating it.
-  int driver_calls_ = 0;   // Number of calls in progress.
+  int driver_calls_ = 0;                           // Number of calls in progress.
   bool host_list_due_ = false;
   bool counters_due_ = false;
   status::MpsState mps_state_;  // The last that gpushm-mps wrote.

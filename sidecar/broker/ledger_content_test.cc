@@ -12,8 +12,8 @@
 namespace gpushm::broker {
 namespace {
 
-using protocol::kFlagAttach;
-using protocol::kFlagUnpublished;
+constexpr Ledger::Making kAttached{.attach = true};
+constexpr Ledger::Making kUnpublished{.attach = true, .unpublished = true};
 using ::testing::StartsWith;
 
 constexpr uint64_t kSize = 2 << 20;
@@ -28,12 +28,12 @@ class LedgerContentTest : public ::testing::Test {
     Policy policy;
     policy.creator = kApp.container;
     policy.writers_all = true;
-    const auto ticket = ledger_.BeginCreate(kApp, "a", kSize, policy, kFlagAttach);
+    const auto ticket = ledger_.BeginCreate(kApp, "a", kSize, policy, kAttached);
     ASSERT_TRUE(ticket) << ticket.error().ToString();
     lease_ = ledger_.Commit(*ticket, Memory(), true, 0)->lease_id;
   }
-  Grant Replace(uint32_t flags) {
-    const auto ticket = ledger_.BeginReplace(kApp, "a", 0, flags);
+  Grant Replace(const Ledger::Making& how) {
+    const auto ticket = ledger_.BeginReplace(kApp, "a", 0, how);
     EXPECT_TRUE(ticket) << ticket.error().ToString();
     return *ledger_.Commit(*ticket, Memory(), true, 0);
   }
@@ -190,7 +190,7 @@ TEST_F(LedgerContentTest, OnlyWhoMayWriteOrLoadItStatesAReason) {
 TEST_F(LedgerContentTest, TheNextGenerationHasNoReasonOfTheFormer) {
   Declare();
   ASSERT_TRUE(ledger_.StateReason(kApp, "d", kBad, true));
-  const auto ticket = ledger_.BeginReplace(kApp, "d", 0, 0);
+  const auto ticket = ledger_.BeginReplace(kApp, "d", 0, {});
   ASSERT_TRUE(ticket) << ticket.error().ToString();
   ASSERT_TRUE(ledger_.Commit(*ticket, Memory(), true, 0));
   EXPECT_EQ(Shown("d"), "ready");
@@ -226,7 +226,7 @@ TEST_F(LedgerContentTest, NoDigestWhileSomebodyElseMayWrite) {
 
 TEST_F(LedgerContentTest, AGenerationBringsItsDigestWithIt) {
   ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true, kDigest));
-  const uint64_t next = Replace(kFlagAttach | kFlagUnpublished).lease_id;
+  const uint64_t next = Replace(kUnpublished).lease_id;
   const Digest other{{7, 8}};
   ASSERT_TRUE(ledger_.SetContent(kApp, next, 6, true, other));
   EXPECT_EQ(ShownDigest(), kDigest) << "it is not published";
@@ -234,20 +234,20 @@ TEST_F(LedgerContentTest, AGenerationBringsItsDigestWithIt) {
   ASSERT_TRUE(ledger_.SetContent(kApp, next, 6, true, other));
   ASSERT_TRUE(ledger_.Publish(kApp, next));
   EXPECT_EQ(ShownDigest(), other);
-  Replace(0);
+  Replace({});
   EXPECT_TRUE(ShownDigest().empty());
 }
 
 TEST_F(LedgerContentTest, EachGenerationHasItsOwn) {
   ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true));
-  const uint64_t next = Replace(kFlagAttach | kFlagUnpublished).lease_id;
+  const uint64_t next = Replace(kUnpublished).lease_id;
   EXPECT_TRUE(ledger_.SetContent(kApp, next, 0, false)) << "a load begins";
   EXPECT_EQ(ledger_.StateOf("a"), BufferState::kReady) << "nobody sees it";
   ASSERT_TRUE(ledger_.SetContent(kApp, next, 6, true));
   EXPECT_EQ(Content(), 5u) << "it is not published";
   ASSERT_TRUE(ledger_.Publish(kApp, next));
   EXPECT_EQ(Content(), 6u);
-  Replace(0);
+  Replace({});
   EXPECT_EQ(Content(), kSize);
 }
 

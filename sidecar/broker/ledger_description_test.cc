@@ -5,13 +5,14 @@
 #include <gtest/gtest.h>
 
 #include "contract/limits.h"
+#include "sidecar/broker/journal.h"
 #include "sidecar/broker/ledger.h"
 
 namespace gpushm::broker {
 namespace {
 
-using protocol::kFlagAttach;
-using protocol::kFlagUnpublished;
+constexpr Ledger::Making kAttached{.attach = true};
+constexpr Ledger::Making kUnpublished{.attach = true, .unpublished = true};
 using ::testing::HasSubstr;
 
 constexpr uint64_t kSize = 2 << 20;
@@ -21,19 +22,19 @@ const Client kOther{.id = 2, .container = "other"};
 class LedgerDescriptionTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    ledger_.KeepJournal();
+    ledger_.KeepJournal(&journal_);
     lease_ = Create("a");
   }
   uint64_t Create(const std::string& name) {
     Policy policy;
     policy.creator = kApp.container;
     policy.writers_all = true;
-    const auto ticket = ledger_.BeginCreate(kApp, name, kSize, policy, kFlagAttach);
+    const auto ticket = ledger_.BeginCreate(kApp, name, kSize, policy, kAttached);
     EXPECT_TRUE(ticket) << ticket.error().ToString();
     return ledger_.Commit(*ticket, Memory(), true, 0)->lease_id;
   }
-  Grant Replace(uint32_t flags) {
-    const auto ticket = ledger_.BeginReplace(kApp, "a", 0, flags);
+  Grant Replace(const Ledger::Making& how) {
+    const auto ticket = ledger_.BeginReplace(kApp, "a", 0, how);
     EXPECT_TRUE(ticket) << ticket.error().ToString();
     return *ledger_.Commit(*ticket, Memory(), true, 0);
   }
@@ -59,6 +60,7 @@ class LedgerDescriptionTest : public ::testing::Test {
   }
 
   Ledger ledger_{{.pool_bytes = 64 * kSize}, {LedgerGpu{}}, 1000};
+  Journal journal_{&ledger_};
   uint64_t lease_ = 0;
 };
 
@@ -73,7 +75,7 @@ TEST_F(LedgerDescriptionTest, IsSetOnceForWhatIsPublished) {
 
 TEST_F(LedgerDescriptionTest, IsSeenWithItsGeneration) {
   EXPECT_EQ(Set(lease_, 5), "");
-  const Grant next = Replace(kFlagAttach | kFlagUnpublished);
+  const Grant next = Replace(kUnpublished);
   EXPECT_EQ(Set(next.lease_id, 6), "");
   EXPECT_EQ(Set(next.lease_id, 7), "") << "nobody has seen it";
   EXPECT_EQ(Size(), 5u);
@@ -86,7 +88,7 @@ TEST_F(LedgerDescriptionTest, IsSeenWithItsGeneration) {
   EXPECT_THAT(Set(lease_, 8), HasSubstr("newer generation"));
   ASSERT_TRUE(ledger_.Detach(kApp, lease_));
   EXPECT_EQ(WhyNot(1000), Code::kStale);
-  Replace(0);
+  Replace({});
   EXPECT_EQ(Size(), 0u) << "a new generation has none";
 }
 
@@ -106,7 +108,7 @@ TEST_F(LedgerDescriptionTest, OfALoadIsSeenWithItsContent) {
 }
 
 TEST_F(LedgerDescriptionTest, IsGoneWhenALoadOfWhatIsNotPublishedBegins) {
-  const Grant next = Replace(kFlagAttach | kFlagUnpublished);
+  const Grant next = Replace(kUnpublished);
   EXPECT_EQ(Set(next.lease_id, 5), "");
   ASSERT_TRUE(ledger_.SetContent(kApp, next.lease_id, 0, false));
   EXPECT_EQ(Size(next.generation, kApp), 0u);

@@ -37,7 +37,7 @@ TEST(LedgerLeases, AContainerThatTakesAllLeavesTheOthersTheirShares) {
   const Client app{1, "app"};
   const Client other{2, "other"};
   Ledger ledger({.pool_bytes = kPage, .leases = 1000, .containers = 2}, {LedgerGpu{kGpu}}, 1);
-  const auto ticket = ledger.BeginCreate(app, "b", 1, ForAll(), 0);
+  const auto ticket = ledger.BeginCreate(app, "b", 1, ForAll(), {});
   ASSERT_TRUE(ticket && ledger.Commit(*ticket, Memory(), true, 1));
   uint32_t taken = 0;
   Result<Grant> grant = Attach(&ledger, app, "b");
@@ -64,7 +64,7 @@ double CpuSecondsBeside(uint32_t leases_of_others) {
   };
   const Client app{1, "app"};
   Ledger ledger({.pool_bytes = kPage}, {LedgerGpu{kGpu}}, 1);
-  const auto ticket = ledger.BeginCreate(app, "b", 1, ForAll(), 0);
+  const auto ticket = ledger.BeginCreate(app, "b", 1, ForAll(), {});
   EXPECT_TRUE(ticket && ledger.Commit(*ticket, Memory(), true, 1));
   for (uint32_t i = 0; i < leases_of_others; ++i) {
     EXPECT_TRUE(Attach(&ledger, {2 + i % 100, "app"}, "b"));
@@ -111,7 +111,8 @@ TEST(LedgerLeases, WhatChangesWhileAllIsStatedIsKnownAtTheEnd) {
     const auto pick = [&random](size_t below) { return random() % below; };
     Ledger ledger({.pool_bytes = 1000 * kPage, .granularity = kPage, .containers = 2},
                   {LedgerGpu{kGpu}}, 1);
-    ledger.KeepJournal();
+    Journal journal(&ledger);
+    ledger.KeepJournal(&journal);
     std::vector<Client> clients = {{1, "app"}, {2, "app"}, {3, "other"}};
     std::vector<std::pair<Client, uint64_t>> leases;
     const auto change = [&] {
@@ -128,12 +129,12 @@ TEST(LedgerLeases, WhatChangesWhileAllIsStatedIsKnownAtTheEnd) {
         }
         case 0:
         case 1: {
-          const auto ticket = ledger.BeginCreate(client, name, 1, ForAll(), 0);
+          const auto ticket = ledger.BeginCreate(client, name, 1, ForAll(), {});
           EXPECT_TRUE(!ticket || ledger.Commit(*ticket, Memory(), true, 1));
           break;
         }
         case 2: {
-          const auto ticket = ledger.BeginReplace(client, name, 0, 0);
+          const auto ticket = ledger.BeginReplace(client, name, 0, {});
           EXPECT_TRUE(!ticket || ledger.Commit(*ticket, Memory(), true, 1));
           break;
         }
@@ -161,21 +162,19 @@ TEST(LedgerLeases, WhatChangesWhileAllIsStatedIsKnownAtTheEnd) {
       }
     };
     for (int i = 0; i < 40; ++i) change();
-    (void)ledger.TakeStatements();
+    (void)journal.Take();
     testing::KeeperModel keeper;
     for (const Client& client : clients) keeper.AddClient(client.id, client.container);
-    Ledger::Cursor cursor;
+    journal.BeginAll();
     for (bool more = true; more;) {
       for (size_t changes = pick(3); changes > 0; --changes) {
         change();
-        for (const Statement& statement : ledger.TakeStatements()) {
-          if (!ledger.IsAhead(cursor, statement)) keeper.Apply(statement);
-        }
+        for (const Statement& statement : journal.Take()) keeper.Apply(statement);
       }
-      const auto next = ledger.Next(&cursor);
+      const auto next = journal.Next();
       if (next) {
         keeper.Apply(*next);
-        Ledger::Advance(&cursor, *next);
+        journal.OnStated(*next);
       }
       more = next.has_value();
     }

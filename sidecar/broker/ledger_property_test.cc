@@ -44,7 +44,7 @@ class Player {
  public:
   Player(uint64_t seed, uint32_t gpus)
       : random_(seed), gpus_(gpus), ledger_(kLimits, Gpus(gpus), 1000) {
-    ledger_.KeepJournal();
+    ledger_.KeepJournal(&journal_);
     for (uint64_t i = 0; i < kClients; ++i) clients_.push_back(NewClient());
   }
 
@@ -194,13 +194,13 @@ class Player {
   uint64_t ReservedBytes(uint32_t gpu) const {
     uint64_t bytes = 0;
     for (const Ledger::Ticket& ticket : tickets_) {
-      bytes += ticket.gpu == gpu ? ticket.mapped_bytes : 0;
+      bytes += ticket.how.gpu == gpu ? ticket.mapped_bytes : 0;
     }
     return bytes;
   }
   void Replay() {
     const std::map<std::string, uint64_t> after = Contents(ledger_);
-    for (const Statement& statement : ledger_.TakeStatements()) {
+    for (const Statement& statement : journal_.Take()) {
       keeper_.Apply(statement);
       Ledger cut = Successor();
       for (uint32_t gpu = 0; gpu < gpus_; ++gpu) {
@@ -231,11 +231,9 @@ class Player {
     ASSERT_EQ(successor.lease_count(), ledger_.lease_count());
   }
 
-  uint32_t PickFlags() {
+  Ledger::Making PickMaking(uint32_t gpu = 0) {
     const uint64_t choice = Pick(3);
-    return choice == 0   ? 0
-           : choice == 1 ? protocol::kFlagAttach
-                         : protocol::kFlagAttach | protocol::kFlagUnpublished;
+    return {.attach = choice > 0, .unpublished = choice == 2, .gpu = gpu};
   }
   Policy PickPolicy(const Client& client) {
     Policy policy;
@@ -251,18 +249,18 @@ class Player {
     // One more than there are.
     const auto gpu = static_cast<uint32_t>(Pick(gpus_ + 1));
     auto ticket = ledger_.BeginCreate(client, PickName(), 1 + Pick(3 * kPage), PickPolicy(client),
-                                      PickFlags() | gpu << protocol::kFlagGpuShift);
+                                      PickMaking(gpu));
     if (!ticket) return;
-    ASSERT_EQ(ticket->gpu, gpu);
+    ASSERT_EQ(ticket->how.gpu, gpu);
     ASSERT_LT(gpu, gpus_);
     tickets_.push_back(*ticket);
   }
   void BeginReplace() {
     const std::string name = PickName();
     const std::optional<uint32_t> gpu = ledger_.GpuOf(name);
-    auto ticket = ledger_.BeginReplace(PickClient(), name, Pick(2) * kPage, PickFlags());
+    auto ticket = ledger_.BeginReplace(PickClient(), name, Pick(2) * kPage, PickMaking());
     if (!ticket) return;
-    ASSERT_EQ(ticket->gpu, gpu);
+    ASSERT_EQ(ticket->how.gpu, gpu);
     tickets_.push_back(*ticket);
   }
   void FinishTicket() {
@@ -275,7 +273,7 @@ class Player {
     for (const Client& client : clients_) alive = alive || client.id == ticket.client.id;
     Memory memory = NewMemory();
     const uint64_t tag = TagOf(memory);
-    alive_[tag] = {.gpu = ticket.gpu, .pool_bytes = ticket.mapped_bytes};
+    alive_[tag] = {.gpu = ticket.how.gpu, .pool_bytes = ticket.mapped_bytes};
     const auto grant = ledger_.Commit(ticket, std::move(memory), alive, 1);
     if (!grant) return;
     ASSERT_TRUE(generations_.insert(grant->generation).second) << "a generation came twice";
@@ -367,6 +365,7 @@ class Player {
   std::mt19937_64 random_;
   const uint32_t gpus_;
   Ledger ledger_;
+  Journal journal_{&ledger_};
   std::vector<Client> clients_;
   std::vector<Ledger::Ticket> tickets_;
   std::map<uint64_t, HeldLease> leases_;

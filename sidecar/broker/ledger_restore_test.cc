@@ -15,8 +15,8 @@
 namespace gpushm::broker {
 namespace {
 
-using protocol::kFlagAttach;
-using protocol::kFlagUnpublished;
+constexpr Ledger::Making kAttached{.attach = true};
+constexpr Ledger::Making kUnpublished{.attach = true, .unpublished = true};
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -35,8 +35,9 @@ class LedgerRestoreTest : public ::testing::Test {
     keeper_.AddClient(kApp.id, kApp.container);
     keeper_.AddClient(kOther.id, kOther.container);
     ledger_.emplace(kLimits, std::vector{LedgerGpu{kGpu}}, 1000);
-    ledger_->KeepJournal();
+    KeepJournal();
   }
+  void KeepJournal() { ledger_->KeepJournal(&journal_.emplace(&*ledger_)); }
   annotations::BufferSpec& Spec(const std::string& name) {
     auto& specs = pod_.buffers;  // Ordered.
     const auto at =
@@ -62,10 +63,11 @@ class LedgerRestoreTest : public ::testing::Test {
     memory.pooled = false;
     return memory;
   }
-  Grant Create(const Client& client, const std::string& name, uint32_t flags = kFlagAttach) {
+  Grant Create(const Client& client, const std::string& name,
+               const Ledger::Making& how = kAttached) {
     Policy policy;
     policy.creator = client.container;
-    const auto ticket = ledger_->BeginCreate(client, name, kPage, policy, flags);
+    const auto ticket = ledger_->BeginCreate(client, name, kPage, policy, how);
     EXPECT_TRUE(ticket);
     return *ledger_->Commit(*ticket, Memory(), true, kNow);
   }
@@ -83,13 +85,13 @@ class LedgerRestoreTest : public ::testing::Test {
   }
   // The broker is killed, and another one is told what it had stated.
   Ledger::Restored Restart() {
-    for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+    for (const Statement& statement : journal_->Take()) keeper_.Apply(statement);
     return RestartWith(keeper_.Dump());
   }
   Ledger::Restored RestartWith(Ledger::Kept kept) {
     ledger_.emplace(kLimits, std::vector{LedgerGpu{kGpu}}, 2000);
     auto restored = ledger_->Restore(std::move(kept), pod_);
-    ledger_->KeepJournal();
+    KeepJournal();
     return restored;
   }
   static UniqueFd Null() { return UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC)); }
@@ -97,6 +99,7 @@ class LedgerRestoreTest : public ::testing::Test {
   annotations::PodSpec pod_;
   testing::KeeperModel keeper_;
   std::optional<Ledger> ledger_;
+  std::optional<Journal> journal_;
 };
 
 TEST_F(LedgerRestoreTest, EverybodyGoesOnWithWhatTheyHad) {
@@ -104,12 +107,12 @@ TEST_F(LedgerRestoreTest, EverybodyGoesOnWithWhatTheyHad) {
   MakeDeclared();
   const uint64_t generation = Attach(kApp, "weights", Access::kReadWrite).generation;
   const Grant read = Attach(kOther, "weights");
-  const Grant made = Create(kApp, "made", kFlagAttach | kFlagUnpublished);
+  const Grant made = Create(kApp, "made", kUnpublished);
   const uint64_t used = ledger_->used_bytes(0);
   const auto restored = Restart();
   EXPECT_THAT(restored.dropped, IsEmpty());
   EXPECT_THAT(restored.settled, ElementsAre("weights"));
-  EXPECT_EQ(restored.leases, 3u);
+  EXPECT_EQ(ledger_->lease_count(), 3u);
   EXPECT_EQ(ledger_->used_bytes(0), used);
   EXPECT_EQ(Attach(kOther, "weights").generation, generation);
   EXPECT_TRUE(ledger_->Detach(kOther, read.lease_id));
@@ -133,17 +136,18 @@ TEST_F(LedgerRestoreTest, AWriterOfManyLeasesEndsInFewWords) {
   ASSERT_TRUE(ledger_->Offer(kApp, "offered", policy, &memory, kNow));
   for (size_t i = 0; i < kLeases; ++i) Attach(kOther, "offered", Access::kReadWrite);
   const Grant held = Attach(kApp, "offered");
-  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+  for (const Statement& statement : journal_->Take()) keeper_.Apply(statement);
   ASSERT_FALSE(ledger_->TakeChanges().empty());
   const auto ended = ledger_->EndClient(kOther.id);
   EXPECT_EQ(ended.leases, kLeases);
   EXPECT_THAT(ended.marked, ElementsAre("offered"));
   EXPECT_EQ(ledger_->TakeChanges().size(), 1u);
-  const auto statements = ledger_->TakeStatements();
+  const auto statements = journal_->Take();
   EXPECT_EQ(statements.size(), 1u);
   for (const Statement& statement : statements) keeper_.Apply(statement);
   keeper_.DropClient(kOther.id);  // As the broker states it.
-  EXPECT_EQ(Restart().leases, 1u);
+  Restart();
+  EXPECT_EQ(ledger_->lease_count(), 1u);
   EXPECT_EQ(ledger_->StateOf("offered"), BufferState::kWriterDied);
   EXPECT_TRUE(ledger_->Detach(kApp, held.lease_id));
 }
@@ -163,7 +167,7 @@ TEST_F(LedgerRestoreTest, AnOfferOfSeveralBlocksIsRestoredWholeOrNotAtAll) {
   policy.creator = kApp.container;
   ASSERT_TRUE(ledger_->Offer(kApp, "offered", policy, &memory, kNow));
   EXPECT_EQ(ledger_->block_count(), 3u);
-  const std::vector<Statement> statements = ledger_->TakeStatements();
+  const std::vector<Statement> statements = journal_->Take();
   ASSERT_EQ(statements.size(), 5u) << "the buffer, its generation, its blocks";
   for (size_t stated = 0; stated <= statements.size(); ++stated) {
     testing::KeeperModel keeper;
@@ -197,7 +201,7 @@ TEST_F(LedgerRestoreTest, OffersOfMoreThanTheGpuHasAreDropped) {
     policy.creator = kApp.container;
     ASSERT_TRUE(ledger_->Offer(kApp, name, policy, &memory, kNow));
   }
-  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+  for (const Statement& statement : journal_->Take()) keeper_.Apply(statement);
   ledger_.emplace(LedgerLimits{.pool_bytes = 0}, std::vector{LedgerGpu{kGpu, 7 * kPage}}, 2000);
   const auto restored = ledger_->Restore(keeper_.Dump(), pod_);
   EXPECT_THAT(restored.dropped,
@@ -206,16 +210,16 @@ TEST_F(LedgerRestoreTest, OffersOfMoreThanTheGpuHasAreDropped) {
   EXPECT_THAT(restored.dropped,
               Contains(HasSubstr("small: more memory is offered than the GPU has")));
   EXPECT_TRUE(ledger_->StateOf("offered"));
-  EXPECT_EQ(restored.buffers, 1u);
+  EXPECT_EQ(ledger_->buffer_count(), 1u);
 }
 
 TEST_F(LedgerRestoreTest, WhatIsOnAGpuThatThePodNoLongerHasIsDropped) {
   const std::vector<LedgerGpu> gpus{{kGpu}, {GpuUuid{{4}}}};
   ledger_.emplace(kLimits, gpus, 1000);
-  ledger_->KeepJournal();
+  KeepJournal();
   Create(kApp, "first");
-  Create(kApp, "second", uint32_t{1} << protocol::kFlagGpuShift);
-  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+  Create(kApp, "second", {.gpu = 1});
+  for (const Statement& statement : journal_->Take()) keeper_.Apply(statement);
   ledger_.emplace(kLimits, gpus, 2000);
   EXPECT_THAT(ledger_->Restore(keeper_.Dump(), pod_).dropped, IsEmpty());
   EXPECT_EQ(ledger_->GpuOf("first"), 0U);
@@ -267,7 +271,7 @@ TEST_F(LedgerRestoreTest, WhoDiedMeanwhileIsMarkedAsDeclared) {
   Spec("dropped").on_writer_exit = annotations::OnWriterExit::kDrop;
   MakeDeclared();
   for (const char* name : {"marked", "kept", "dropped"}) Attach(kApp, name, Access::kReadWrite);
-  Create(kApp, "unpublished", kFlagAttach | kFlagUnpublished);
+  Create(kApp, "unpublished", kUnpublished);
   Restart();
   const auto ended = ledger_->EndClient(kApp.id);
   EXPECT_EQ(ended.leases, 4u);
@@ -346,48 +350,50 @@ TEST_F(LedgerRestoreTest, ADeathMakesNothingReady) {
 TEST_F(LedgerRestoreTest, WhatDoesNotHoldTogetherIsDroppedAndNamed) {
   Create(kApp, "a");
   Create(kApp, "b");
-  Create(kApp, "c", kFlagAttach | kFlagUnpublished);
-  for (const Statement& statement : ledger_->TakeStatements()) keeper_.Apply(statement);
+  Create(kApp, "c", kUnpublished);
+  for (const Statement& statement : journal_->Take()) keeper_.Apply(statement);
   struct Case {
     const char* said;
     std::function<void(Ledger::Kept*)> change;
   };
   const std::vector<Case> cases = {
-      {"a: its memory does not exist", [](auto* k) { k->buffers[0].current = 99; }},
-      {"a: its memory does not exist", [](auto* k) { k->buffers[0].current = 1001; }},
+      {"a: its memory does not exist", [](auto* k) { k->buffers[0].second.current = 99; }},
+      {"a: its memory does not exist", [](auto* k) { k->buffers[0].second.current = 1001; }},
       {"of a: nothing refers to it",
        [](auto* k) {
-         k->buffers[0].current = 99;
+         k->buffers[0].second.current = 99;
          k->leases.erase(k->leases.begin());
        }},
-      {"of a: its memory was not received", [](auto* k) { k->generations[0].memory.Reset(); }},
+      {"of a: its memory was not received",
+       [](auto* k) { k->generations[0].second.memory.descriptor.Reset(); }},
       {"of a: this broker never makes memory of this size",
-       [](auto* k) { k->generations[0].stated.mapped_bytes = 3 * kPage; }},
+       [](auto* k) { k->generations[0].second.memory.mapped_bytes = 3 * kPage; }},
       {"of b: its buffer was not stated",
        [](auto* k) { k->buffers.erase(k->buffers.begin() + 1); }},
-      {"of b: duplicate number", [](auto* k) { k->generations[1].stated.generation = 1000; }},
-      {"of b: invalid number", [](auto* k) { k->generations[1].stated.generation = ~uint64_t{0}; }},
+      {"of b: duplicate number", [](auto* k) { k->generations[1].first = 1000; }},
+      {"of b: invalid number", [](auto* k) { k->generations[1].first = ~uint64_t{0}; }},
       {"of b: the pool has no room",
        [](auto* k) {
-         k->generations[1].stated.size_bytes = k->generations[1].stated.mapped_bytes = 8 * kPage;
+         Memory& memory = k->generations[1].second.memory;
+         memory.size_bytes = memory.mapped_bytes = 8 * kPage;
        }},
       {"of c: nothing refers to it", [](auto* k) { k->leases.pop_back(); }},
       {"buffer c: its memory does not exist",
-       [](auto* k) { k->generations[2].stated.publisher_client = 0; }},
-      {"lease 1: its client was not stated: client 9", [](auto* k) { k->leases[0].client_id = 9; }},
+       [](auto* k) { k->generations[2].second.publisher_client = 0; }},
+      {"lease 1: its client was not stated: client 9", [](auto* k) { k->leases[0].client.id = 9; }},
       {"lease 1: its client was not stated", [](auto* k) { k->clients.erase(1); }},
       {"lease 2: its generation does not exist: generation 9",
        [](auto* k) { k->leases[1].generation = 9; }},
-      {"lease 1: duplicate number", [](auto* k) { k->leases[1].lease_id = 1; }},
+      {"lease 1: duplicate number", [](auto* k) { k->leases[1].id = 1; }},
       {"lease 18446744073709551615: invalid number",
-       [](auto* k) { k->leases[1].lease_id = ~uint64_t{0}; }},
+       [](auto* k) { k->leases[1].id = ~uint64_t{0}; }},
       {"buffer b: the pod does not declare it any more",
-       [](auto* k) { k->buffers[1].declared = 1; }},
-      {"buffer b: it has no creator", [](auto* k) { k->buffers[1].creator = {}; }},
+       [](auto* k) { k->buffers[1].second.policy.declared = true; }},
+      {"buffer b: it has no creator", [](auto* k) { k->buffers[1].second.policy.creator = {}; }},
       {"buffer b: the process that offered it is gone",
        [](auto* k) {
-         k->generations[1].stated.transport = 2;
-         k->generations[1].stated.offerer_client = 9;
+         k->generations[1].second.memory.transport = protocol::Transport::kCuIpc;
+         k->generations[1].second.offerer_client = 9;
        }},
   };
   for (const Case& c : cases) {
@@ -409,7 +415,7 @@ TEST_F(LedgerRestoreTest, WhatDoesNotHoldTogetherIsDroppedAndNamed) {
 TEST_F(LedgerRestoreTest, ABufferThatWasNeverFinishedIsMadeAnew) {
   Spec("weights");
   MakeDeclared();
-  const auto statements = ledger_->TakeStatements();
+  const auto statements = journal_->Take();
   keeper_.Apply(statements.at(0));  // Only the name.
   const auto restored = RestartWith(keeper_.Dump());
   EXPECT_THAT(restored.settled, IsEmpty());

@@ -12,8 +12,8 @@
 namespace gpushm::broker {
 namespace {
 
-using protocol::kFlagAttach;
-using protocol::kFlagUnpublished;
+constexpr Ledger::Making kAttached{.attach = true};
+constexpr Ledger::Making kUnpublished{.attach = true, .unpublished = true};
 using protocol::OnWriterExit;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -44,18 +44,18 @@ class LedgerTest : public ::testing::Test {
     ASSERT_TRUE(ticket) << ticket.error().ToString();
     ASSERT_TRUE(ledger_.Commit(*ticket, Memory(), true, kNow));
   }
-  Grant Create(const Client& client, const std::string& name, uint32_t flags = 0,
+  Grant Create(const Client& client, const std::string& name, const Ledger::Making& how = {},
                std::optional<Policy> policy = std::nullopt) {
     const auto ticket =
-        ledger_.BeginCreate(client, name, kPage, policy.value_or(Made(client)), flags);
+        ledger_.BeginCreate(client, name, kPage, policy.value_or(Made(client)), how);
     EXPECT_TRUE(ticket) << ticket.error().ToString();
     auto grant = ledger_.Commit(*ticket, Memory(), true, kNow);
     EXPECT_TRUE(grant);
     return *grant;
   }
-  Result<Grant> Replace(const Client& client, const std::string& name, uint32_t flags = 0,
-                        uint64_t size_bytes = 0) {
-    const auto ticket = ledger_.BeginReplace(client, name, size_bytes, flags);
+  Result<Grant> Replace(const Client& client, const std::string& name,
+                        const Ledger::Making& how = {}, uint64_t size_bytes = 0) {
+    const auto ticket = ledger_.BeginReplace(client, name, size_bytes, how);
     if (!ticket) return std::unexpected(ticket.error());
     return ledger_.Commit(*ticket, Memory(), true, kNow);
   }
@@ -118,7 +118,7 @@ TEST_F(LedgerTest, AMadeBufferIsWrittenByItsCreatorsContainerUnlessOpened) {
   EXPECT_EQ(AttachCode(Client{9, "app"}, "frames", Access::kReadWrite), kOk);
   Policy open = Made(kApp);
   open.writers_all = true;
-  Create(kApp, "shared", 0, open);
+  Create(kApp, "shared", {}, open);
   EXPECT_EQ(AttachCode(kOther, "shared", Access::kReadWrite), kOk);
 }
 
@@ -199,7 +199,7 @@ TEST_F(LedgerTest, OneWriterIsOne) {
   ASSERT_TRUE(first);
   EXPECT_EQ(AttachCode(kOther, "ring", Access::kReadWrite), As(Code::kBusy));
   EXPECT_EQ(AttachCode(kOther, "ring"), kOk);
-  EXPECT_EQ(CodeOf(Replace(kOther, "ring", kFlagAttach)), As(Code::kBusy));
+  EXPECT_EQ(CodeOf(Replace(kOther, "ring", kAttached)), As(Code::kBusy));
   ASSERT_TRUE(ledger_.Detach(kApp, first->lease_id));
   EXPECT_EQ(AttachCode(kOther, "ring", Access::kReadWrite), kOk);
 }
@@ -210,14 +210,14 @@ TEST_F(LedgerTest, AReplacementUnderWayIsTheOneWriter) {
   annotations::BufferSpec spec = Spec("ring");
   spec.access = annotations::Access::kOneWriter;
   Declare(spec);
-  const auto ticket = ledger_.BeginReplace(kApp, "ring", 0, kFlagAttach);
+  const auto ticket = ledger_.BeginReplace(kApp, "ring", 0, kAttached);
   ASSERT_TRUE(ticket);
   EXPECT_EQ(AttachCode(kOther, "ring", Access::kReadWrite), As(Code::kBusy));
   ASSERT_TRUE(ledger_.Commit(*ticket, Memory(), true, kNow));
   EXPECT_EQ(AttachCode(kOther, "ring", Access::kReadWrite), As(Code::kBusy));
 
   ledger_.EndClient(kApp.id);
-  const auto refused = ledger_.BeginReplace(kApp, "ring", 0, kFlagAttach);
+  const auto refused = ledger_.BeginReplace(kApp, "ring", 0, kAttached);
   ASSERT_TRUE(refused);
   ledger_.Abort(*refused);
   EXPECT_EQ(AttachCode(kOther, "ring", Access::kReadWrite), kOk);
@@ -234,7 +234,7 @@ TEST_F(LedgerTest, WhoDoesNotSeeTheGpuIsRefused) {
 
 TEST_F(LedgerTest, NamesAreTakenOnceAndFreedByDelete) {
   Create(kApp, "a");
-  EXPECT_EQ(CodeOf(ledger_.BeginCreate(kOther, "a", kPage, Made(kOther), 0)),
+  EXPECT_EQ(CodeOf(ledger_.BeginCreate(kOther, "a", kPage, Made(kOther), {})),
             As(Code::kAlreadyExists));
   EXPECT_EQ(AttachCode(kApp, "b"), As(Code::kNotFound));
   EXPECT_EQ(CodeOf(ledger_.Delete(kOther, "a")), As(Code::kDenied));
@@ -246,7 +246,7 @@ TEST_F(LedgerTest, NamesAreTakenOnceAndFreedByDelete) {
 
 // ---- several GPUs
 
-constexpr uint32_t OnGpu(uint32_t gpu) { return gpu << protocol::kFlagGpuShift; }
+constexpr Ledger::Making OnGpu(uint32_t gpu) { return {.gpu = gpu}; }
 
 class LedgerGpusTest : public LedgerTest {
  protected:
@@ -277,7 +277,7 @@ TEST_F(LedgerGpusTest, ADeclaredBufferIsOnItsGpuAndComesBackThereOnly) {
   ASSERT_TRUE(ledger_.Attach(kApp, "kv", Access::kReadWrite, 0, kSecond, kNow));
   ledger_.EndClient(kApp.id);
   EXPECT_EQ(ledger_.used_bytes(1), 0U);
-  const auto elsewhere = ledger_.BeginCreate(kApp, "kv", kPage, Made(kApp), 0);
+  const auto elsewhere = ledger_.BeginCreate(kApp, "kv", kPage, Made(kApp), {});
   ASSERT_EQ(CodeOf(elsewhere), As(Code::kInvalidArgument));
   EXPECT_THAT(elsewhere.error().ToString(),
               HasSubstr("declared for GPU 1 of the pod, not for GPU 0"));
@@ -297,7 +297,7 @@ TEST_F(LedgerGpusTest, EachPoolHasItsOwnRoom) {
   ASSERT_TRUE(lease);
   ASSERT_TRUE(Replace(kApp, "a"));
   EXPECT_EQ(ledger_.used_bytes(1), 2 * kPage);
-  const auto full = ledger_.BeginReplace(kApp, "a", 0, 0);
+  const auto full = ledger_.BeginReplace(kApp, "a", 0, {});
   ASSERT_EQ(CodeOf(full), As(Code::kExhausted));
   EXPECT_THAT(full.error().what(), HasSubstr("the pool on GPU 1 has 0 of"));
   EXPECT_THAT(full.error().remedy(), HasSubstr("detach the old one"));
@@ -324,7 +324,7 @@ TEST_F(LedgerGpusTest, OffersHaveTheRoomOfTheirGpu) {
 TEST_F(LedgerTest, ReplaceMovesTheGenerationAndOldOnesAreStale) {
   const Grant first = Create(kApp, "a");
   const auto old = Attach(kOther, "a");
-  const auto second = Replace(kApp, "a", 0, 3 * kPage);
+  const auto second = Replace(kApp, "a", {}, 3 * kPage);
   ASSERT_TRUE(second);
   EXPECT_GT(second->generation, first.generation);
   EXPECT_EQ(second->memory->size_bytes, 3 * kPage);
@@ -337,7 +337,7 @@ TEST_F(LedgerTest, ReplaceMovesTheGenerationAndOldOnesAreStale) {
 }
 
 TEST_F(LedgerTest, UnpublishedIsSeenByItsMakerAlone) {
-  const Grant made = Create(kApp, "a", kFlagAttach | kFlagUnpublished);
+  const Grant made = Create(kApp, "a", kUnpublished);
   EXPECT_FALSE(Shown("a"));
   EXPECT_TRUE(ledger_.TakeChanges().empty());
   EXPECT_EQ(AttachCode(kOther, "a"), As(Code::kLoading));
@@ -350,7 +350,7 @@ TEST_F(LedgerTest, UnpublishedIsSeenByItsMakerAlone) {
 
 TEST_F(LedgerTest, AnUnpublishedReplacementLeavesTheOldOneInUse) {
   const Grant first = Create(kApp, "a");
-  const auto next = Replace(kApp, "a", kFlagAttach | kFlagUnpublished);
+  const auto next = Replace(kApp, "a", kUnpublished);
   ASSERT_TRUE(next);
   EXPECT_EQ(Attach(kOther, "a")->generation, first.generation);
   EXPECT_EQ(CodeOf(Replace(kApp, "a")), As(Code::kBusy));
@@ -358,7 +358,7 @@ TEST_F(LedgerTest, AnUnpublishedReplacementLeavesTheOldOneInUse) {
   ASSERT_TRUE(ledger_.Detach(kApp, next->lease_id));
   EXPECT_EQ(Attach(kOther, "a")->generation, first.generation);
   EXPECT_EQ(ledger_.used_bytes(0), kPage);
-  const auto again = Replace(kApp, "a", kFlagAttach | kFlagUnpublished);
+  const auto again = Replace(kApp, "a", kUnpublished);
   ledger_.EndClient(kApp.id);  // So does a client that dies.
   EXPECT_EQ(Attach(kOther, "a")->generation, first.generation);
   EXPECT_EQ(ledger_.used_bytes(0), kPage);
@@ -366,7 +366,7 @@ TEST_F(LedgerTest, AnUnpublishedReplacementLeavesTheOldOneInUse) {
 }
 
 TEST_F(LedgerTest, AnUnpublishedBufferGoesWithItsMaker) {
-  Create(kApp, "a", kFlagAttach | kFlagUnpublished);
+  Create(kApp, "a", kUnpublished);
   const auto ended = ledger_.EndClient(kApp.id);
   EXPECT_EQ(ended.leases, 1u);
   EXPECT_THAT(ended.dropped, ElementsAre("a"));
@@ -376,8 +376,8 @@ TEST_F(LedgerTest, AnUnpublishedBufferGoesWithItsMaker) {
 }
 
 TEST_F(LedgerTest, WhatItsMakerDidNotLiveToSeeIsDropped) {
-  for (const uint32_t flags : {kFlagAttach, kFlagAttach | kFlagUnpublished}) {
-    const auto ticket = ledger_.BeginCreate(kApp, "a", kPage, Made(kApp), flags);
+  for (const Ledger::Making& how : {kAttached, kUnpublished}) {
+    const auto ticket = ledger_.BeginCreate(kApp, "a", kPage, Made(kApp), how);
     ASSERT_TRUE(ticket);
     EXPECT_EQ(CodeOf(ledger_.Commit(*ticket, Memory(), false, kNow)), As(Code::kPeerDied));
     EXPECT_EQ(ledger_.used_bytes(0), 0u);
@@ -386,7 +386,7 @@ TEST_F(LedgerTest, WhatItsMakerDidNotLiveToSeeIsDropped) {
   }
   // A replacement that nobody will fill does not replace content.
   const Grant first = Create(kApp, "b");
-  const auto ticket = ledger_.BeginReplace(kApp, "b", 0, kFlagAttach);
+  const auto ticket = ledger_.BeginReplace(kApp, "b", 0, kAttached);
   EXPECT_EQ(CodeOf(ledger_.Commit(*ticket, Memory(), false, kNow)), As(Code::kPeerDied));
   EXPECT_EQ(Attach(kOther, "b")->generation, first.generation);
 }
@@ -397,8 +397,8 @@ TEST_F(LedgerTest, ABufferMayGoWhileItsReplacementIsAllocated) {
   Policy policy = Made(kApp);
   policy.writers_all = true;
   policy.on_writer_exit = OnWriterExit::kDrop;
-  Create(kApp, "a", kFlagAttach, policy);
-  const auto ticket = ledger_.BeginReplace(kOther, "a", 0, 0);
+  Create(kApp, "a", kAttached, policy);
+  const auto ticket = ledger_.BeginReplace(kOther, "a", 0, {});
   ASSERT_TRUE(ticket);
   EXPECT_THAT(ledger_.EndClient(kApp.id).dropped, ElementsAre("a"));
   const Grant anew = Create(kOther, "a");
@@ -407,8 +407,8 @@ TEST_F(LedgerTest, ABufferMayGoWhileItsReplacementIsAllocated) {
   EXPECT_EQ(ledger_.used_bytes(0), kPage);
   EXPECT_EQ(ledger_.TakeFreed().size(), 2u);
 
-  Create(kApp, "b", kFlagAttach, policy);
-  const auto failing = ledger_.BeginReplace(kOther, "b", 0, 0);
+  Create(kApp, "b", kAttached, policy);
+  const auto failing = ledger_.BeginReplace(kOther, "b", 0, {});
   ledger_.EndClient(kApp.id);
   ledger_.Abort(*failing);
   EXPECT_EQ(ledger_.used_bytes(0), kPage);
@@ -417,11 +417,11 @@ TEST_F(LedgerTest, ABufferMayGoWhileItsReplacementIsAllocated) {
 // ---- limits
 
 TEST_F(LedgerTest, ThePoolIsRoundedAndNeverExceeded) {
-  const auto ticket = ledger_.BeginCreate(kApp, "a", 7 * kPage + 1, Made(kApp), 0);
+  const auto ticket = ledger_.BeginCreate(kApp, "a", 7 * kPage + 1, Made(kApp), {});
   ASSERT_TRUE(ticket);
   EXPECT_EQ(ticket->mapped_bytes, 8 * kPage);
   EXPECT_EQ(ledger_.used_bytes(0), 8 * kPage) << "reserved while it is being allocated";
-  EXPECT_EQ(CodeOf(ledger_.BeginCreate(kApp, "b", 1, Made(kApp), 0)), As(Code::kExhausted));
+  EXPECT_EQ(CodeOf(ledger_.BeginCreate(kApp, "b", 1, Made(kApp), {})), As(Code::kExhausted));
   ledger_.Abort(*ticket);
   EXPECT_EQ(ledger_.used_bytes(0), 0u);
   EXPECT_EQ(AttachCode(kApp, "a"), As(Code::kNotFound));
@@ -437,10 +437,10 @@ TEST_F(LedgerTest, AFullPoolNamesTheOldGeneration) {
 TEST_F(LedgerTest, BuffersGenerationsAndLeasesAreCounted) {
   Ledger small(LedgerLimits{.pool_bytes = 100 * kPage, .buffers = 2, .leases = 3},
                {LedgerGpu{kGpu}}, 1);
-  const auto made = small.BeginCreate(kApp, "a", 1, Made(kApp), kFlagAttach);
+  const auto made = small.BeginCreate(kApp, "a", 1, Made(kApp), kAttached);
   ASSERT_TRUE(small.Commit(*made, Memory(), true, kNow));
-  ASSERT_TRUE(small.BeginCreate(kApp, "b", 1, Made(kApp), 0));
-  EXPECT_EQ(CodeOf(small.BeginCreate(kApp, "c", 1, Made(kApp), 0)), As(Code::kExhausted));
+  ASSERT_TRUE(small.BeginCreate(kApp, "b", 1, Made(kApp), {}));
+  EXPECT_EQ(CodeOf(small.BeginCreate(kApp, "c", 1, Made(kApp), {})), As(Code::kExhausted));
   Memory offered;
   EXPECT_EQ(CodeOf(small.Offer(kApp, "c", Made(kApp), &offered, kNow)), As(Code::kExhausted));
   for (int i = 0; i < 2; ++i) {
@@ -450,19 +450,19 @@ TEST_F(LedgerTest, BuffersGenerationsAndLeasesAreCounted) {
   ASSERT_EQ(CodeOf(refused), As(Code::kExhausted));
   EXPECT_THAT(refused.error().what(), HasSubstr("3 leases"));
   // Regression: an attachment made together with its buffer was not counted.
-  EXPECT_EQ(CodeOf(small.BeginReplace(kApp, "a", 0, kFlagAttach)), As(Code::kExhausted));
+  EXPECT_EQ(CodeOf(small.BeginReplace(kApp, "a", 0, kAttached)), As(Code::kExhausted));
 }
 
 TEST_F(LedgerTest, OldGenerationsAreBounded) {
   Ledger roomy(LedgerLimits{.pool_bytes = 100 * kPage}, {LedgerGpu{kGpu}}, 1);
-  const auto made = roomy.BeginCreate(kApp, "a", 1, Made(kApp), kFlagAttach);
+  const auto made = roomy.BeginCreate(kApp, "a", 1, Made(kApp), kAttached);
   ASSERT_TRUE(roomy.Commit(*made, Memory(), true, kNow));
   for (uint32_t i = 1; i < limits::kGenerations; ++i) {
-    const auto next = roomy.BeginReplace(kApp, "a", 0, kFlagAttach);
+    const auto next = roomy.BeginReplace(kApp, "a", 0, kAttached);
     ASSERT_TRUE(next) << i;
     ASSERT_TRUE(roomy.Commit(*next, Memory(), true, kNow));
   }
-  EXPECT_EQ(CodeOf(roomy.BeginReplace(kApp, "a", 0, 0)), As(Code::kExhausted));
+  EXPECT_EQ(CodeOf(roomy.BeginReplace(kApp, "a", 0, {})), As(Code::kExhausted));
 }
 
 // The plugin could not keep more.
@@ -472,12 +472,12 @@ TEST_F(LedgerTest, GenerationsOfAllBuffersAreBounded) {
   for (uint32_t i = 0; i < limits::kLinkGenerations; ++i) {
     const std::string name = Concat("b", i / limits::kGenerations);
     const auto made = i % limits::kGenerations == 0
-                          ? roomy.BeginCreate(kApp, name, 1, Made(kApp), kFlagAttach)
-                          : roomy.BeginReplace(kApp, name, 0, kFlagAttach);
+                          ? roomy.BeginCreate(kApp, name, 1, Made(kApp), kAttached)
+                          : roomy.BeginReplace(kApp, name, 0, kAttached);
     ASSERT_TRUE(made) << i << ": " << made.error().ToString();
     ASSERT_TRUE(roomy.Commit(*made, Memory(), true, kNow));
   }
-  const auto refused = roomy.BeginCreate(kApp, "one-more", 1, Made(kApp), 0);
+  const auto refused = roomy.BeginCreate(kApp, "one-more", 1, Made(kApp), {});
   ASSERT_EQ(CodeOf(refused), As(Code::kExhausted));
   EXPECT_THAT(refused.error().what(), HasSubstr("8192 generations"));
 }
@@ -557,7 +557,7 @@ TEST_F(LedgerTest, ADroppedNameKeepsItsRules) {
   Declare(spec);
   ASSERT_TRUE(Attach(kApp, "a", Access::kReadWrite));
   ASSERT_THAT(ledger_.EndClient(kApp.id).dropped, ElementsAre("a"));
-  EXPECT_EQ(CodeOf(ledger_.BeginCreate(kOther, "a", kPage, Made(kOther), 0)), As(Code::kDenied));
+  EXPECT_EQ(CodeOf(ledger_.BeginCreate(kOther, "a", kPage, Made(kOther), {})), As(Code::kDenied));
   Memory memory;
   EXPECT_EQ(CodeOf(ledger_.Offer(kOther, "a", Made(kOther), &memory, kNow)), As(Code::kDenied));
   Create(kApp, "a");

@@ -28,7 +28,7 @@ class LedgerUnusedTest : public ::testing::Test {
 
   void Start() {
     ledger_.emplace(kLimits, std::vector{LedgerGpu{}}, 1000);
-    ledger_->KeepJournal();
+    ledger_->KeepJournal(&journal_.emplace(&*ledger_));
   }
   static Policy PolicyOf(bool until_unused) {
     Policy policy;
@@ -54,7 +54,7 @@ class LedgerUnusedTest : public ::testing::Test {
   }
   Grant MakeFrames(const std::string& name, bool until_unused = true) {
     const auto ticket =
-        ledger_->BeginCreate(kWriter, name, kPage, PolicyOf(until_unused), protocol::kFlagAttach);
+        ledger_->BeginCreate(kWriter, name, kPage, PolicyOf(until_unused), {.attach = true});
     EXPECT_TRUE(ticket) << ticket.error().ToString();
     return *ledger_->Commit(*ticket, Memory(), true, 0);
   }
@@ -71,6 +71,7 @@ class LedgerUnusedTest : public ::testing::Test {
   }
 
   std::optional<Ledger> ledger_;
+  std::optional<Journal> journal_;
 };
 
 TEST_F(LedgerUnusedTest, TenThousandOneAfterAnotherFit) {
@@ -93,7 +94,7 @@ TEST_F(LedgerUnusedTest, TenThousandOneAfterAnotherFit) {
       Detach(kReader, *reader_page);
     }
     ledger_->TakeChanges();
-    ledger_->TakeStatements();
+    journal_->Take();
     ledger_->TakeEndedParticipants();
     ASSERT_EQ(ledger_->TakeFreed().size(), 2U);
     ASSERT_EQ(ledger_->buffer_count(), 0U);
@@ -138,8 +139,8 @@ TEST_F(LedgerUnusedTest, ANextGenerationUnderWayKeepsTheName) {
   const Grant frames = MakeFrames("x");
   const auto reader = Attach("x");
   Detach(kWriter, frames);
-  const uint32_t flags = protocol::kFlagAttach | protocol::kFlagUntilUnused;
-  auto ticket = ledger_->BeginReplace(kWriter, "x", kPage, flags);
+  const Ledger::Making how{.attach = true, .until_unused = true};
+  auto ticket = ledger_->BeginReplace(kWriter, "x", kPage, how);
   ASSERT_TRUE(ticket);
   Detach(kReader, *reader);
   const auto next = ledger_->Commit(*ticket, Memory(), true, 0);
@@ -149,7 +150,7 @@ TEST_F(LedgerUnusedTest, ANextGenerationUnderWayKeepsTheName) {
   ExpectNothing();
   // The same, but the memory could not be allocated.
   const Grant again = MakeFrames("x");
-  ticket = ledger_->BeginReplace(kWriter, "x", kPage, flags);
+  ticket = ledger_->BeginReplace(kWriter, "x", kPage, how);
   ASSERT_TRUE(ticket);
   Detach(kWriter, again);
   EXPECT_TRUE(ledger_->StateOf("x"));
@@ -161,7 +162,7 @@ TEST_F(LedgerUnusedTest, ANextGenerationUnderWayKeepsTheName) {
 TEST_F(LedgerUnusedTest, NothingStaysAfterABrokerWasKilled) {
   std::vector<Statement> all;
   const auto take = [&] {
-    for (Statement& statement : ledger_->TakeStatements()) all.push_back(std::move(statement));
+    for (Statement& statement : journal_->Take()) all.push_back(std::move(statement));
   };
   const Grant page = MakePage("x-ring");
   const Grant frames = MakeFrames("x");

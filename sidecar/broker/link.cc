@@ -12,6 +12,7 @@
 #include "platform/daemon/log.h"
 #include "platform/driver/device.h"
 #include "platform/yaml/config_error.h"
+#include "sidecar/broker/journal.h"
 
 namespace gpushm::broker {
 namespace {
@@ -24,31 +25,6 @@ constexpr int kStartRetryMs = 20;
 constexpr int64_t kRoomRetryMs = 5;
 constexpr int kReadsPerWake = 16;
 
-template <typename Body>
-constexpr LinkKind kKindOf = LinkKind::kEnd;
-template <>
-constexpr LinkKind kKindOf<protocol::LinkRegistry> = LinkKind::kRegistry;
-template <>
-constexpr LinkKind kKindOf<protocol::LinkCounters> = LinkKind::kCounters;
-template <>
-constexpr LinkKind kKindOf<protocol::LinkBrokerPod> = LinkKind::kBrokerPod;
-template <>
-constexpr LinkKind kKindOf<protocol::LinkClient> = LinkKind::kClient;
-template <>
-constexpr LinkKind kKindOf<protocol::LinkBuffer> = LinkKind::kBuffer;
-template <>
-constexpr LinkKind kKindOf<protocol::LinkGeneration> = LinkKind::kGeneration;
-template <>
-constexpr LinkKind kKindOf<protocol::LinkBlock> = LinkKind::kBlock;
-template <>
-constexpr LinkKind kKindOf<protocol::LinkContent> = LinkKind::kContent;
-template <>
-constexpr LinkKind kKindOf<protocol::LinkDescription> = LinkKind::kDescription;
-template <>
-constexpr LinkKind kKindOf<protocol::LinkLease> = LinkKind::kLease;
-template <>
-constexpr LinkKind kKindOf<protocol::LinkDrop> = LinkKind::kDrop;
-
 std::unexpected<Status> Broken(std::string_view rule) {
   return Fail(Code::kCorrupt, Concat("the plugin broke the protocol: ", rule),
               "use plugin and sidecar of the same release");
@@ -59,8 +35,6 @@ bool IsTooMuch(const Link::Greeting& greeting) {
   return greeting.clients.size() > greeting.welcome.clients ||
          greeting.kept.buffers.size() > greeting.welcome.buffers ||
          greeting.kept.generations.size() > greeting.welcome.generations ||
-         greeting.kept.contents.size() > greeting.welcome.generations ||
-         greeting.kept.descriptions.size() > greeting.welcome.generations ||
          greeting.kept.leases.size() > greeting.welcome.leases;
 }
 
@@ -81,6 +55,20 @@ Result<void> TakeGpu(const protocol::Message& message, std::vector<Link::Greetin
   return {};
 }
 
+// What is stated of a generation comes at once, after all generations, which are in order. Null:
+// there is no such generation.
+Generation* FindKept(Link::Greeting* greeting, uint64_t number) {
+  auto& generations = greeting->kept.generations;
+  const auto found = std::ranges::lower_bound(generations, number, {},
+                                              [](const auto& item) { return item.first; });
+  return found == generations.end() || found->first != number ? nullptr : &found->second;
+}
+
+std::unexpected<Status> OutOfOrder(std::string_view what, uint64_t generation) {
+  return Broken(Concat(what, " of generation ", generation,
+                       ", which it did not state before, or of which it stated this before"));
+}
+
 std::string NoSuchGpu(const protocol::LinkDevice& device,
                       const std::vector<Link::Greeting::Gpu>& gpus) {
   return Concat("health of GPU ", device.gpu, ", but the pod has ", gpus.size());
@@ -99,8 +87,7 @@ std::string Amounts(const Link::Greeting& greeting) {
   const Ledger::Kept& kept = greeting.kept;
   return Concat(greeting.clients.size(), " of ", welcome.clients, " clients, ", kept.buffers.size(),
                 " of ", welcome.buffers, " buffers, ", kept.generations.size(), " of ",
-                welcome.generations, " generations, ", kept.contents.size(), " of ",
-                welcome.generations, " contents, ", kept.leases.size(), " of ", welcome.leases,
+                welcome.generations, " generations, ", kept.leases.size(), " of ", welcome.leases,
                 " leases");
 }
 
@@ -154,7 +141,7 @@ Result<void> Link::SendHello(int socket, bool want_kept, const Deadline& deadlin
   hello.epoch = settings_.epoch;
   hello.program = protocol::ToNameField(Concat("gpushm-broker ", kVersion));
   protocol::Buffer bytes;
-  const size_t size = protocol::EncodeLink(LinkKind::kHello, hello, &bytes);
+  const size_t size = protocol::EncodeLink(hello, &bytes);
   return protocol::Send(socket, {bytes.data(), size}, {}, deadline);
 }
 
@@ -224,44 +211,54 @@ Result<bool> Link::TakeKept(protocol::Message& message, Greeting* greeting) {
           std::string(protocol::FromNameField(client.stated.container));
       break;
     }
-    case LinkKind::kBuffer:
-      taken = take(&greeting->kept.buffers.emplace_back());
+    case LinkKind::kBuffer: {
+      protocol::LinkBuffer stated{};
+      if (taken = take(&stated); taken) greeting->kept.buffers.push_back(ToBuffer(stated));
       break;
+    }
     case LinkKind::kGeneration: {
-      Ledger::Kept::Generation& generation = greeting->kept.generations.emplace_back();
-      taken = take(&generation.stated);
-      generation.memory = std::move(descriptor);
+      protocol::LinkGeneration stated{};
+      if (taken = take(&stated); !taken) break;
+      greeting->kept.generations.push_back(ToGeneration(stated, std::move(descriptor)));
       break;
     }
     case LinkKind::kBlock: {
-      protocol::LinkBlock block{};
-      taken = take(&block);
-      if (!taken) break;
-      // The plugin sends a generation's blocks at once, after all generations.
-      auto& generations = greeting->kept.generations;
-      const auto of = std::ranges::lower_bound(
-          generations, block.generation, {},
-          [](const Ledger::Kept::Generation& g) { return g.stated.generation; });
-      if (of == generations.end() || of->stated.generation != block.generation ||
-          of->blocks.size() != block.index || block.index >= of->stated.blocks || !descriptor) {
-        return Broken(Concat("block ", block.index, " of generation ", block.generation,
+      protocol::LinkBlock stated{};
+      if (taken = take(&stated); !taken) break;
+      Generation* const of = FindKept(greeting, stated.generation);
+      std::vector<Block>* const blocks = of == nullptr ? nullptr : &of->memory.blocks;
+      if (blocks == nullptr || stated.index >= blocks->size() || !descriptor ||
+          (*blocks)[stated.index].descriptor ||
+          (stated.index > 0 && !(*blocks)[stated.index - 1].descriptor)) {
+        return Broken(Concat("block ", stated.index, " of generation ", stated.generation,
                              " is out of order, or came without its descriptor"));
       }
-      of->blocks.push_back({std::move(descriptor), block.mapped_bytes});
+      (*blocks)[stated.index] = {std::move(descriptor), stated.mapped_bytes};
       break;
     }
-    case LinkKind::kContent:
-      taken = take(&greeting->kept.contents.emplace_back());
+    case LinkKind::kContent: {
+      protocol::LinkContent stated{};
+      if (taken = take(&stated); !taken) break;
+      Generation* const of = FindKept(greeting, stated.generation);
+      if (of == nullptr || of->content_bytes) return OutOfOrder("content", stated.generation);
+      of->content_bytes = stated.content_bytes;
+      of->digest = stated.digest;
       break;
+    }
     case LinkKind::kDescription: {
-      Ledger::Kept::Description& description = greeting->kept.descriptions.emplace_back();
-      taken = take(&description.stated);
-      description.memory = std::move(descriptor);
+      protocol::LinkDescription stated{};
+      if (taken = take(&stated); !taken) break;
+      Generation* const of = FindKept(greeting, stated.generation);
+      if (of == nullptr || of->description) return OutOfOrder("a description", stated.generation);
+      of->description = std::move(descriptor);
+      of->description_bytes = stated.size_bytes;
       break;
     }
-    case LinkKind::kLease:
-      taken = take(&greeting->kept.leases.emplace_back());
+    case LinkKind::kLease: {
+      protocol::LinkLease stated{};
+      if (taken = take(&stated); taken) greeting->kept.leases.push_back(ToLease(stated));
       break;
+    }
     case LinkKind::kOthers: {
       protocol::LinkOthers others{};
       taken = take(&others);
@@ -436,14 +433,14 @@ Result<void> Link::Welcomed() {
 // ---- statements
 
 void Link::StateEverything() {
-  Enqueue(protocol::LinkRegistry{settings_.epoch}, registry_);
+  Enqueue({protocol::LinkRegistry{settings_.epoch}, registry_});
   if (phase_ == Phase::kUp) {
-    Enqueue(protocol::LinkCounters{.version = protocol::kCountersVersion, .reserved = 0},
-            counters_);
+    Enqueue(
+        {protocol::LinkCounters{.version = protocol::kCountersVersion, .reserved = 0}, counters_});
   }
   if (phase_ != Phase::kUp) return;  // No descriptors are left; try again later.
   if (!settings_.pod.empty()) {
-    Enqueue(protocol::LinkBrokerPod{protocol::ToPodField(settings_.pod)}, -1);
+    Enqueue({protocol::LinkBrokerPod{protocol::ToPodField(settings_.pod)}});
   }
   stating_ = true;
   events_.on_start();
@@ -455,11 +452,10 @@ Result<bool> Link::StateNext() {
   const std::optional<Statement> next = events_.next();
   if (!next) {
     stating_ = false;
-    Enqueue(protocol::LinkEnd{}, -1);
+    Enqueue({protocol::LinkEnd{}});
     return true;
   }
-  const Body body = std::visit([](const auto& b) -> Body { return b; }, next->body);
-  const Result<bool> sent = TrySend(body, next->descriptor);
+  const Result<bool> sent = TrySend(*next);
   if (!sent || !*sent) return sent;
   events_.on_stated(*next);
   return true;
@@ -467,30 +463,31 @@ Result<bool> Link::StateNext() {
 
 void Link::State(const Statement& statement) {
   if (phase_ != Phase::kUp) return;
-  const Body body = std::visit([](const auto& b) -> Body { return b; }, statement.body);
   if (queue_.empty()) {
-    const Result<bool> sent = TrySend(body, statement.descriptor);
+    const Result<bool> sent = TrySend(statement);
     if (!sent) return Lose(sent.error().what());
     if (*sent) return;
   }
   if (queue_.size() >= kQueuedChanges) return Lose("the plugin does not read its messages");
-  Enqueue(body, statement.descriptor);
+  Enqueue(statement);
   if (phase_ == Phase::kUp && queue_.size() == 1) WaitForRoom();
 }
 
-void Link::Enqueue(Body body, int descriptor) {
+void Link::Enqueue(const Statement& statement) {
   UniqueFd own;
-  if (descriptor >= 0) {
-    own.Reset(dup(descriptor));
+  if (statement.descriptor >= 0) {
+    own.Reset(dup(statement.descriptor));
     if (!own) return Lose("this process has no free descriptors");
   }
-  queue_.push_back({body, std::move(own)});
+  const int descriptor = own.get();
+  queue_.push_back({.statement = {statement.body, descriptor}, .own = std::move(own)});
 }
 
-Result<bool> Link::TrySend(const Body& body, int descriptor) {
+Result<bool> Link::TrySend(const Statement& statement) {
   protocol::Buffer bytes;
   const size_t size = std::visit(
-      [&]<typename T>(const T& b) { return protocol::EncodeLink(kKindOf<T>, b, &bytes); }, body);
+      [&](const auto& body) { return protocol::EncodeLink(body, &bytes); }, statement.body);
+  const int descriptor = statement.descriptor;
   return protocol::TrySend(socket_.get(), {bytes.data(), size},
                            {&descriptor, descriptor >= 0 ? size_t{1} : 0});
 }
@@ -503,10 +500,10 @@ void Link::Pump() {
       if (!*stated) return WaitForRoom();
       continue;
     }
-    const Result<bool> sent = TrySend(queue_.front().body, queue_.front().descriptor.get());
+    const Result<bool> sent = TrySend(queue_.front().statement);
     if (!sent) return Lose(sent.error().what());
     if (!*sent) return WaitForRoom();
-    closer_->Close(std::move(queue_.front().descriptor));
+    closer_->Close(std::move(queue_.front().own));
     queue_.pop_front();
   }
   loop_->Change(socket_.get(), EPOLLIN);
@@ -529,7 +526,7 @@ void Link::WaitForRoom() {
 
 void Link::ClearQueue() {
   stating_ = false;
-  for (Queued& queued : queue_) closer_->Close(std::move(queued.descriptor));
+  for (Queued& queued : queue_) closer_->Close(std::move(queued.own));
   queue_.clear();
 }
 

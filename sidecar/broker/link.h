@@ -17,7 +17,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "contract/protocol/channel.h"
@@ -100,13 +99,9 @@ class Link {
 
  private:
   enum class Phase { kDown, kGreeting, kUp };
-  using Body = std::variant<protocol::LinkRegistry, protocol::LinkCounters, protocol::LinkBrokerPod,
-                            protocol::LinkClient, protocol::LinkBuffer, protocol::LinkGeneration,
-                            protocol::LinkBlock, protocol::LinkContent, protocol::LinkDescription,
-                            protocol::LinkLease, protocol::LinkDrop, protocol::LinkEnd>;
   struct Queued {
-    Body body;
-    UniqueFd descriptor;
+    Statement statement;  // With `own` as its descriptor.
+    UniqueFd own;
   };
 
   Result<Greeting> TryGreet(const Deadline& deadline);
@@ -122,8 +117,8 @@ class Link {
   Result<void> Welcomed();  // Once all of the GPUs are named.
   void StateEverything();
   Result<bool> StateNext();  // False: there is no room.
-  Result<bool> TrySend(const Body& body, int descriptor);
-  void Enqueue(Body body, int descriptor);
+  Result<bool> TrySend(const Statement& statement);
+  void Enqueue(const Statement& statement);
   void Pump();
   void WaitForRoom();
   void Lose(std::string_view reason);

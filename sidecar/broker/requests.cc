@@ -29,6 +29,13 @@ bool NeedsAGpu(Kind kind) {
          kind == Kind::kOffer || kind == Kind::kStageBlock || kind == Kind::kMakePage;
 }
 
+Ledger::Making MakingFor(uint32_t flags) {
+  return {.attach = (flags & protocol::kFlagAttach) != 0,
+          .unpublished = (flags & protocol::kFlagUnpublished) != 0,
+          .until_unused = (flags & protocol::kFlagUntilUnused) != 0,
+          .gpu = protocol::GpuOfFlags(flags)};
+}
+
 Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) {
   Policy policy;
   policy.creator = client.container;
@@ -176,9 +183,9 @@ Result<void> Broker::OnHello(Request& request) {
   reply.container = protocol::ToNameField(request.client.container);
   reply.token = server_->Identify(request.client.id)->token;
   reply.resumed = request.resumed ? 1 : 0;
-  const Ledger::Held held = ledger_->HeldBy(request.client.id);
-  reply.leases = held.leases;
-  reply.lease_sum = held.lease_sum;
+  const Leases::OfClient& held = ledger_->HeldBy(request.client.id);
+  reply.leases = static_cast<uint32_t>(held.leases.size());
+  reply.lease_sum = held.sum;
   server_->Reply(request.to, reply, registry_->fd());
   return {};
 }
@@ -255,7 +262,7 @@ Result<void> Broker::OnCreate(Request& request) {
   if (draining_) return Fail(Code::kUnavailable, "the sidecar is shutting down");
   const auto ticket = ledger_->BeginCreate(
       request.client, NameOf(body->name), body->size_bytes,
-      PolicyFor(request.client, body->flags, body->on_writer_exit), body->flags);
+      PolicyFor(request.client, body->flags, body->on_writer_exit), MakingFor(body->flags));
   if (!ticket) return std::unexpected(ticket.error());
   return Allocate(*ticket, request.to);
 }
@@ -264,26 +271,27 @@ Result<void> Broker::OnReplace(Request& request) {
   const auto body = protocol::Parse<protocol::ReplaceRequest>(request.message->span());
   if (!body) return std::unexpected(body.error());
   if (draining_) return Fail(Code::kUnavailable, "the sidecar is shutting down");
-  const auto ticket =
-      ledger_->BeginReplace(request.client, NameOf(body->name), body->size_bytes, body->flags);
+  const auto ticket = ledger_->BeginReplace(request.client, NameOf(body->name), body->size_bytes,
+                                            MakingFor(body->flags));
   if (!ticket) return std::unexpected(ticket.error());
   return Allocate(*ticket, request.to);
 }
 
 Result<void> Broker::Allocate(const Ledger::Ticket& ticket, const ReplyTo& to) {
-  if (auto r = CheckGpu(ticket.gpu); !r) {
+  if (auto r = CheckGpu(ticket.how.gpu); !r) {
     ledger_->Abort(ticket);
     Apply();
     return r;
   }
   ++driver_calls_;
-  drivers_.at(ticket.gpu)->Run([this, loop = loop_, gpu = gpus_.at(ticket.gpu).gpu, ticket, to] {
-    auto made = std::make_shared<Result<UniqueFd>>(gpu.Allocate(ticket.mapped_bytes));
-    loop->Post([this, ticket, to, made] {
-      --driver_calls_;
-      Allocated(ticket, to, std::move(*made));
-    });
-  });
+  drivers_.at(ticket.how.gpu)
+      ->Run([this, loop = loop_, gpu = gpus_.at(ticket.how.gpu).gpu, ticket, to] {
+        auto made = std::make_shared<Result<UniqueFd>>(gpu.Allocate(ticket.mapped_bytes));
+        loop->Post([this, ticket, to, made] {
+          --driver_calls_;
+          Allocated(ticket, to, std::move(*made));
+        });
+      });
   return {};
 }
 
@@ -311,7 +319,7 @@ void Broker::Allocated(const Ledger::Ticket& ticket, const ReplyTo& to,
            {"generation", grant->generation},
            {"bytes", ticket.mapped_bytes},
            {"container", ticket.client.container},
-           {"published", !ticket.unpublished}});
+           {"published", !ticket.how.unpublished}});
   ReplyMade(ticket.client, to, *grant);
 }
 

@@ -111,10 +111,10 @@ void Broker::Restore(Ledger::Kept kept, std::set<std::string>* settled) {
   if (!link_) return;
   Ledger::Restored restored = ledger_->Restore(std::move(kept), options_.config.pod);
   for (const std::string& what : restored.dropped) LogWarning("not-restored", {{"reason", what}});
-  if (restored.generations > 0) {
-    LogInfo("restored", {{"buffers", restored.buffers},
-                         {"generations", restored.generations},
-                         {"leases", restored.leases}});
+  if (const size_t generations = ledger_->generations().all().size(); generations > 0) {
+    LogInfo("restored", {{"buffers", ledger_->buffer_count()},
+                         {"generations", generations},
+                         {"leases", ledger_->lease_count()}});
   }
   *settled = std::move(restored.settled);
   EndForgottenParticipants();
@@ -138,7 +138,8 @@ void Broker::RestoreClients(std::vector<Link::Greeting::Client> clients) {
 
 Result<void> Broker::RunLink(const std::vector<Link::Greeting::Gpu>& gpus) {
   if (!link_) return {};
-  ledger_->KeepJournal();
+  journal_.emplace(&*ledger_);
+  ledger_->KeepJournal(&*journal_);
   for (uint32_t gpu = 0; gpu < gpus.size(); ++gpu) OnDevice(gpu, gpus[gpu].lost, "");
   return link_->Run(
       registry_->fd(), counters_->fd(),
@@ -146,7 +147,7 @@ Result<void> Broker::RunLink(const std::vector<Link::Greeting::Gpu>& gpus) {
           .on_start =
               [this] {
                 announced_.clear();
-                stated_ = {};
+                journal_->BeginAll();
               },
           .next = [this] { return NextStatement(); },
           .on_stated = [this](const Statement& statement) { OnStated(statement); },
@@ -177,9 +178,7 @@ bool Broker::Announce(uint64_t client_id) {
 }
 
 void Broker::StateChanges() {
-  EndParticipants();
-  for (const Statement& statement : ledger_->TakeStatements()) {
-    if (link_->is_stating() && ledger_->IsAhead(stated_, statement)) continue;
+  for (const Statement& statement : journal_->Take()) {
     bool sayable = true;
     for (const uint64_t id : MentionedClients(statement)) {
       if (id != 0 && !Announce(id)) sayable = NamedClient(statement) == 0;
@@ -189,14 +188,14 @@ void Broker::StateChanges() {
 }
 
 std::optional<Statement> Broker::NextStatement() {
-  while (const std::optional<Statement> next = ledger_->Next(&stated_)) {
+  while (const std::optional<Statement> next = journal_->Next()) {
     for (const uint64_t id : MentionedClients(*next)) {
       if (id == 0 || announced_.contains(id)) continue;
       if (const auto client = ClientStatement(id)) return client;
     }
     const uint64_t named = NamedClient(*next);
     if (named == 0 || announced_.contains(named)) return next;
-    Ledger::Advance(&stated_, *next);  // The lease of a client that is gone.
+    journal_->OnStated(*next);  // The lease of a client that is gone.
   }
   return std::nullopt;
 }
@@ -205,7 +204,7 @@ void Broker::OnStated(const Statement& statement) {
   if (const auto* stated = std::get_if<protocol::LinkClient>(&statement.body)) {
     announced_.insert(stated->client_id);
   } else {
-    Ledger::Advance(&stated_, statement);
+    journal_->OnStated(statement);
   }
 }
 

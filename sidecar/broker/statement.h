@@ -1,5 +1,5 @@
-// One statement to the node's plugin, in the form in which ledger and server make it and the link
-// sends it. contract/protocol/link.h defines its bytes and rules.
+// One statement to the node's plugin, in the form in which the broker makes it and the link sends
+// it. contract/protocol/link.h defines its bytes and rules.
 #pragma once
 
 #include <variant>
@@ -9,11 +9,12 @@
 namespace gpushm::broker {
 
 struct Statement {
-  std::variant<protocol::LinkClient, protocol::LinkBuffer, protocol::LinkGeneration,
+  std::variant<protocol::LinkRegistry, protocol::LinkCounters, protocol::LinkBrokerPod,
+               protocol::LinkClient, protocol::LinkBuffer, protocol::LinkGeneration,
                protocol::LinkBlock, protocol::LinkContent, protocol::LinkDescription,
-               protocol::LinkLease, protocol::LinkDrop>
+               protocol::LinkLease, protocol::LinkDrop, protocol::LinkEnd>
       body;
-  int descriptor = -1;  // Not owned: the server's pidfd or the ledger's memory (see there).
+  int descriptor = -1;  // Not owned: for example, the server's pidfd or the ledger's memory.
 };
 
 }  // namespace gpushm::broker

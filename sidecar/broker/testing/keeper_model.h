@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "sidecar/broker/journal.h"
 #include "sidecar/broker/ledger.h"
 
 namespace gpushm::broker::testing {
@@ -31,33 +32,40 @@ class KeeperModel {
     static const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     Ledger::Kept kept;
     kept.clients = clients_;
-    for (const auto& [name, buffer] : buffers_) {
-      kept.buffers.push_back(buffer);
+    for (const auto& [name, stated] : buffers_) {
+      kept.buffers.push_back(ToBuffer(stated));
+      Buffer& buffer = kept.buffers.back().second;
       // As in the plugin, see plugin/keeper: a missing number is 0.
-      if (!generations_.contains(buffer.current)) kept.buffers.back().current = 0;
-      if (!generations_.contains(buffer.pending)) kept.buffers.back().pending = 0;
+      if (!generations_.contains(buffer.current)) buffer.current = 0;
+      if (!generations_.contains(buffer.pending)) buffer.pending = 0;
     }
-    for (const auto& [number, generation] : generations_) {
-      const bool by_descriptor =
-          generation.transport == static_cast<uint32_t>(protocol::Transport::kVmm) ||
-          generation.transport == static_cast<uint32_t>(protocol::Transport::kHost);
-      kept.generations.push_back({generation, UniqueFd(by_descriptor ? dup(null) : -1), {}});
-      const auto blocks = blocks_.find(number);
-      if (blocks == blocks_.end()) continue;
-      for (const protocol::LinkBlock& block : blocks->second) {
-        kept.generations.back().blocks.push_back({UniqueFd(dup(null)), block.mapped_bytes});
+    for (const auto& [number, stated] : generations_) {
+      kept.generations.push_back(ToGeneration(stated, UniqueFd()));
+      Generation& generation = kept.generations.back().second;
+      if (generation.memory.has_descriptor()) generation.memory.descriptor.Reset(dup(null));
+      if (const auto blocks = blocks_.find(number); blocks != blocks_.end()) {
+        for (const protocol::LinkBlock& block : blocks->second) {
+          generation.memory.blocks.at(block.index) = {UniqueFd(dup(null)), block.mapped_bytes};
+        }
+      }
+      if (const auto content = contents_.find(number); content != contents_.end()) {
+        generation.content_bytes = content->second.content_bytes;
+        generation.digest = content->second.digest;
+      }
+      if (const auto of = descriptions_.find(number); of != descriptions_.end()) {
+        generation.description.Reset(dup(null));
+        generation.description_bytes = of->second.size_bytes;
       }
     }
-    for (const auto& [number, content] : contents_) kept.contents.push_back(content);
-    for (const auto& [number, description] : descriptions_) {
-      kept.descriptions.push_back({description, UniqueFd(dup(null))});
-    }
-    for (const auto& [id, lease] : leases_) kept.leases.push_back(lease);
+    for (const auto& [id, lease] : leases_) kept.leases.push_back(ToLease(lease));
     return kept;
   }
 
  private:
-  void Take(const protocol::LinkClient&) { ADD_FAILURE() << "the ledger knows no pidfds"; }
+  template <typename Other>
+  void Take(const Other&) {
+    ADD_FAILURE() << "not a statement of the ledger's";
+  }
   void Take(const protocol::LinkBuffer& b) {
     EXPECT_TRUE(protocol::ValidateLink(b));
     buffers_[Name(b.name)] = b;
@@ -172,9 +180,10 @@ inline Line LineOf(const protocol::LinkLease& l) {
 }
 inline std::vector<Line> LinesOf(const Ledger& ledger) {
   std::vector<Line> lines;
-  Ledger::Cursor cursor;
-  while (const auto next = ledger.Next(&cursor)) {
-    Ledger::Advance(&cursor, *next);
+  Journal all(&ledger);
+  all.BeginAll();
+  while (const auto next = all.Next()) {
+    all.OnStated(*next);
     std::visit(
         [&lines]<typename Body>(const Body& body) {
           if constexpr (requires { LineOf(body); }) lines.push_back(LineOf(body));
