@@ -112,30 +112,37 @@ class Broker : private Handler {
   void OnEnded(const Client& client) override;
   bool Holds(uint64_t client_id) const override { return ledger_->HasLeases(client_id); }
 
+  template <typename Body>
+  using On = Result<void> (Broker::*)(Request&, const Body&);
+  // Checks the message's bytes first.
+  template <typename Body>
+  Result<void> Read(Request& request, On<Body> on);
+  // Carries out what the ledger did, then answers that it is done.
+  Result<void> Done(const Request& request);
   Result<void> OnHello(Request& request);
-  Result<void> OnAttach(Request& request);
-  Result<void> OnDetach(Request& request);
-  Result<void> OnCreate(Request& request);
-  Result<void> OnReplace(Request& request);
-  Result<void> OnPublish(Request& request);
-  Result<void> OnStageBlock(Request& request);
-  Result<void> OnBlock(Request& request);
-  Result<void> OnOffer(Request& request);
+  Result<void> OnAttach(Request& request, const protocol::AttachRequest& body);
+  Result<void> OnDetach(Request& request, const protocol::DetachRequest& body);
+  Result<void> OnCreate(Request& request, const protocol::CreateRequest& body);
+  Result<void> OnReplace(Request& request, const protocol::ReplaceRequest& body);
+  Result<void> OnPublish(Request& request, const protocol::PublishRequest& body);
+  Result<void> OnStageBlock(Request& request, const protocol::StageBlockRequest& body);
+  Result<void> OnBlock(Request& request, const protocol::BlockRequest& body);
+  Result<void> OnOffer(Request& request, const protocol::OfferRequest& body);
   void DropStaged(uint64_t client_id);
   // Puts what the client staged into `memory`, also if it does not fit there.
   Result<void> TakeStaged(uint64_t client_id, Memory* memory);
-  Result<void> OnDelete(Request& request);
-  Result<void> OnHolders(Request& request);
-  Result<void> OnBrokerInfo(Request& request);
-  Result<void> OnGpus(Request& request);
-  Result<void> OnContent(Request& request);
-  Result<void> OnReason(Request& request);
-  Result<void> OnDescribe(Request& request);
-  Result<void> OnDescription(Request& request);
-  Result<void> OnCounters(Request& request);
-  Result<void> OnPod(Request& request);
-  Result<void> OnMakePage(Request& request);
-  Result<void> OnAlarm(Request& request);
+  Result<void> OnDelete(Request& request, const protocol::DeleteRequest& body);
+  Result<void> OnHolders(Request& request, const protocol::HoldersRequest& body);
+  Result<void> OnBrokerInfo(Request& request, const protocol::BrokerInfoRequest& body);
+  Result<void> OnGpus(Request& request, const protocol::GpusRequest& body);
+  Result<void> OnContent(Request& request, const protocol::ContentRequest& body);
+  Result<void> OnReason(Request& request, const protocol::ReasonRequest& body);
+  Result<void> OnDescribe(Request& request, const protocol::DescribeRequest& body);
+  Result<void> OnDescription(Request& request, const protocol::DescriptionRequest& body);
+  Result<void> OnCounters(Request& request, const protocol::CountersRequest& body);
+  Result<void> OnPod(Request& request, const protocol::PodRequest& body);
+  Result<void> OnMakePage(Request& request, const protocol::MakePageRequest& body);
+  Result<void> OnAlarm(Request& request, const protocol::AlarmRequest& body);
 
   // Fails with kDeviceLost if that GPU is unhealthy.
   Result<void> CheckGpu(uint32_t gpu) const;

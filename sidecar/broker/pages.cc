@@ -81,19 +81,17 @@ Result<void> Broker::MakeDeclaredSignals(const std::set<std::string>& settled) {
   return {};
 }
 
-Result<void> Broker::OnMakePage(Request& request) {
-  const auto body = protocol::Parse<protocol::MakePageRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnMakePage(Request& request, const protocol::MakePageRequest& body) {
   if (draining_) return Fail(Code::kUnavailable, "the sidecar is shutting down");
   Policy policy;
   policy.creator = request.client.container;
-  policy.writers_all = (body->flags & protocol::kFlagWritersAll) != 0;
-  policy.one_writer = (body->flags & protocol::kFlagOneWriter) != 0;
-  policy.until_unused = (body->flags & protocol::kFlagUntilUnused) != 0;
+  policy.writers_all = (body.flags & protocol::kFlagWritersAll) != 0;
+  policy.one_writer = (body.flags & protocol::kFlagOneWriter) != 0;
+  policy.until_unused = (body.flags & protocol::kFlagUntilUnused) != 0;
   policy.on_writer_exit = protocol::OnWriterExit::kKeep;  // Its cells show who is gone.
   const auto ticket =
-      ledger_->BeginPage(request.client, std::string(protocol::FromNameField(body->name)),
-                         body->size_bytes, policy, body->after_generation);
+      ledger_->BeginPage(request.client, std::string(protocol::FromNameField(body.name)),
+                         body.size_bytes, policy, body.after_generation);
   if (!ticket) return std::unexpected(ticket.error());
   Result<Memory> memory = MakePageMemory(ticket->mapped_bytes);
   if (!memory) {
@@ -110,14 +108,12 @@ Result<void> Broker::OnMakePage(Request& request) {
 // The number is stored before somebody gets the alarm and looks at the page. It is the epoch,
 // because a page has at most one alarm of each broker. It stays until the page is gone: nobody
 // keeps account of who still waits.
-Result<void> Broker::OnAlarm(Request& request) {
-  const auto body = protocol::Parse<protocol::AlarmRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnAlarm(Request& request, const protocol::AlarmRequest& body) {
   Memory* page = nullptr;
-  if (body->lease_id != 0) {
-    page = ledger_->FindPage(request.client, body->lease_id);
+  if (body.lease_id != 0) {
+    page = ledger_->FindPage(request.client, body.lease_id);
     if (page == nullptr) {
-      return Fail(Code::kNotFound, Concat("lease ", body->lease_id,
+      return Fail(Code::kNotFound, Concat("lease ", body.lease_id,
                                           " is not one of this client's on a signal, barrier or "
                                           "ring"));
     }

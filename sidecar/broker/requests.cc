@@ -118,6 +118,19 @@ Result<void> Broker::CheckOthers(const Request& request) const {
                      claims::kOthersKey, ": write"));
 }
 
+template <typename Body>
+Result<void> Broker::Read(Request& request, On<Body> on) {
+  const auto body = protocol::Parse<Body>(request.message->span());
+  if (!body) return std::unexpected(body.error());
+  return (this->*on)(request, *body);
+}
+
+Result<void> Broker::Done(const Request& request) {
+  Apply();
+  server_->Reply(request.to, protocol::EmptyReply{});
+  return {};
+}
+
 Result<void> Broker::OnRequest(Request& request) {
   if (auto r = CheckOthers(request); !r) return r;
   if (NeedsAGpu(request.to.kind)) {
@@ -127,45 +140,45 @@ Result<void> Broker::OnRequest(Request& request) {
     case Kind::kHello:
       return OnHello(request);
     case Kind::kAttach:
-      return OnAttach(request);
+      return Read(request, &Broker::OnAttach);
     case Kind::kDetach:
-      return OnDetach(request);
+      return Read(request, &Broker::OnDetach);
     case Kind::kCreate:
-      return OnCreate(request);
+      return Read(request, &Broker::OnCreate);
     case Kind::kReplace:
-      return OnReplace(request);
+      return Read(request, &Broker::OnReplace);
     case Kind::kPublish:
-      return OnPublish(request);
+      return Read(request, &Broker::OnPublish);
     case Kind::kOffer:
-      return OnOffer(request);
+      return Read(request, &Broker::OnOffer);
     case Kind::kStageBlock:
-      return OnStageBlock(request);
+      return Read(request, &Broker::OnStageBlock);
     case Kind::kBlock:
-      return OnBlock(request);
+      return Read(request, &Broker::OnBlock);
     case Kind::kDelete:
-      return OnDelete(request);
+      return Read(request, &Broker::OnDelete);
     case Kind::kHolders:
-      return OnHolders(request);
+      return Read(request, &Broker::OnHolders);
     case Kind::kBrokerInfo:
-      return OnBrokerInfo(request);
+      return Read(request, &Broker::OnBrokerInfo);
     case Kind::kGpus:
-      return OnGpus(request);
+      return Read(request, &Broker::OnGpus);
     case Kind::kContent:
-      return OnContent(request);
+      return Read(request, &Broker::OnContent);
     case Kind::kReason:
-      return OnReason(request);
+      return Read(request, &Broker::OnReason);
     case Kind::kDescribe:
-      return OnDescribe(request);
+      return Read(request, &Broker::OnDescribe);
     case Kind::kDescription:
-      return OnDescription(request);
+      return Read(request, &Broker::OnDescription);
     case Kind::kCounters:
-      return OnCounters(request);
+      return Read(request, &Broker::OnCounters);
     case Kind::kPod:
-      return OnPod(request);
+      return Read(request, &Broker::OnPod);
     case Kind::kMakePage:
-      return OnMakePage(request);
+      return Read(request, &Broker::OnMakePage);
     case Kind::kAlarm:
-      return OnAlarm(request);
+      return Read(request, &Broker::OnAlarm);
     case Kind::kAnnounceDescriptor:
       break;  // Handled by the server.
   }
@@ -190,19 +203,17 @@ Result<void> Broker::OnHello(Request& request) {
   return {};
 }
 
-Result<void> Broker::OnAttach(Request& request) {
-  const auto body = protocol::Parse<protocol::AttachRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnAttach(Request& request, const protocol::AttachRequest& body) {
   if (draining_) {
     return Fail(Code::kUnavailable, "the sidecar is shutting down", "the pod is being stopped");
   }
-  if (auto r = CheckGpuOf(NameOf(body->name)); !r) return r;
+  if (auto r = CheckGpuOf(NameOf(body.name)); !r) return r;
   const auto grant = ledger_->Attach(
-      request.client, NameOf(body->name), static_cast<Access>(body->access), body->generation,
-      GpuUuid{body->gpu_uuid}, UnixNs(), static_cast<protocol::PeerWay>(body->peer_way));
+      request.client, NameOf(body.name), static_cast<Access>(body.access), body.generation,
+      GpuUuid{body.gpu_uuid}, UnixNs(), static_cast<protocol::PeerWay>(body.peer_way));
   if (!grant) {
     if (grant.error().code() == Code::kDenied) {
-      LogWarning("attach-denied", {{"buffer", NameOf(body->name)},
+      LogWarning("attach-denied", {{"buffer", NameOf(body.name)},
                                    {"container", request.client.container},
                                    {"reason", grant.error().what()}});
     }
@@ -247,32 +258,24 @@ void Broker::ReplyMade(const Client& client, const ReplyTo& to, const Grant& gra
   ReplyGrant(client, to, grant.lease_id, reply, grant.lease_id != 0 ? memory.descriptor.get() : -1);
 }
 
-Result<void> Broker::OnDetach(Request& request) {
-  const auto body = protocol::Parse<protocol::DetachRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
-  if (auto r = ledger_->Detach(request.client, body->lease_id); !r) return r;
-  Apply();
-  server_->Reply(request.to, protocol::EmptyReply{});
-  return {};
+Result<void> Broker::OnDetach(Request& request, const protocol::DetachRequest& body) {
+  if (auto r = ledger_->Detach(request.client, body.lease_id); !r) return r;
+  return Done(request);
 }
 
-Result<void> Broker::OnCreate(Request& request) {
-  const auto body = protocol::Parse<protocol::CreateRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnCreate(Request& request, const protocol::CreateRequest& body) {
   if (draining_) return Fail(Code::kUnavailable, "the sidecar is shutting down");
   const auto ticket = ledger_->BeginCreate(
-      request.client, NameOf(body->name), body->size_bytes,
-      PolicyFor(request.client, body->flags, body->on_writer_exit), MakingFor(body->flags));
+      request.client, NameOf(body.name), body.size_bytes,
+      PolicyFor(request.client, body.flags, body.on_writer_exit), MakingFor(body.flags));
   if (!ticket) return std::unexpected(ticket.error());
   return Allocate(*ticket, request.to);
 }
 
-Result<void> Broker::OnReplace(Request& request) {
-  const auto body = protocol::Parse<protocol::ReplaceRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnReplace(Request& request, const protocol::ReplaceRequest& body) {
   if (draining_) return Fail(Code::kUnavailable, "the sidecar is shutting down");
-  const auto ticket = ledger_->BeginReplace(request.client, NameOf(body->name), body->size_bytes,
-                                            MakingFor(body->flags));
+  const auto ticket = ledger_->BeginReplace(request.client, NameOf(body.name), body.size_bytes,
+                                            MakingFor(body.flags));
   if (!ticket) return std::unexpected(ticket.error());
   return Allocate(*ticket, request.to);
 }
@@ -323,13 +326,9 @@ void Broker::Allocated(const Ledger::Ticket& ticket, const ReplyTo& to,
   ReplyMade(ticket.client, to, *grant);
 }
 
-Result<void> Broker::OnPublish(Request& request) {
-  const auto body = protocol::Parse<protocol::PublishRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
-  if (auto r = ledger_->Publish(request.client, body->lease_id); !r) return r;
-  Apply();
-  server_->Reply(request.to, protocol::EmptyReply{});
-  return {};
+Result<void> Broker::OnPublish(Request& request, const protocol::PublishRequest& body) {
+  if (auto r = ledger_->Publish(request.client, body.lease_id); !r) return r;
+  return Done(request);
 }
 
 void Broker::DropStaged(uint64_t client_id) {
@@ -338,12 +337,10 @@ void Broker::DropStaged(uint64_t client_id) {
   for (Block& block : staged.mapped()) closer_.Close(std::move(block.descriptor));
 }
 
-Result<void> Broker::OnStageBlock(Request& request) {
-  const auto body = protocol::Parse<protocol::StageBlockRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnStageBlock(Request& request, const protocol::StageBlockRequest& body) {
   if (request.message->descriptors.size() != 1) {
     return Fail(Code::kCorrupt,
-                Concat("block ", body->index, " of an offer came with ",
+                Concat("block ", body.index, " of an offer came with ",
                        request.message->descriptors.size(), " descriptors; it needs 1"));
   }
   const int descriptor = request.message->descriptors[0].get();
@@ -352,12 +349,12 @@ Result<void> Broker::OnStageBlock(Request& request) {
                {{"container", request.client.container}, {"reason", r.error().what()}});
     return r;
   }
-  if (body->index == 0) DropStaged(request.client.id);
+  if (body.index == 0) DropStaged(request.client.id);
   std::vector<Block>& staged = staged_[request.client.id];
-  if (body->index != staged.size()) {
+  if (body.index != staged.size()) {
     return Fail(
         Code::kInvalidArgument,
-        Concat("block ", body->index, " of an offer was sent after ", staged.size(), " others"),
+        Concat("block ", body.index, " of an offer was sent after ", staged.size(), " others"),
         "offer the memory again");
   }
   size_t blocks = ledger_->block_count();
@@ -368,7 +365,7 @@ Result<void> Broker::OnStageBlock(Request& request) {
                        " allocations; the limit is ", limits::kAllBlocks),
                 "delete offers that are not used; see docs/reference/limits.md");
   }
-  staged.push_back({std::move(request.message->descriptors[0]), body->mapped_bytes});
+  staged.push_back({std::move(request.message->descriptors[0]), body.mapped_bytes});
   server_->Reply(request.to, protocol::EmptyReply{});
   return {};
 }
@@ -389,29 +386,25 @@ Result<void> Broker::TakeStaged(uint64_t client_id, Memory* memory) {
               "offer the memory again");
 }
 
-Result<void> Broker::OnBlock(Request& request) {
-  const auto body = protocol::Parse<protocol::BlockRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
-  const auto block = ledger_->FindBlock(request.client, body->lease_id, body->index);
+Result<void> Broker::OnBlock(Request& request, const protocol::BlockRequest& body) {
+  const auto block = ledger_->FindBlock(request.client, body.lease_id, body.index);
   if (!block) return std::unexpected(block.error());
   server_->Reply(request.to, protocol::BlockReply{(*block)->mapped_bytes},
                  (*block)->descriptor.get());
   return {};
 }
 
-Result<void> Broker::OnOffer(Request& request) {
-  const auto body = protocol::Parse<protocol::OfferRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
-  const auto transport = static_cast<protocol::Transport>(body->transport);
+Result<void> Broker::OnOffer(Request& request, const protocol::OfferRequest& body) {
+  const auto transport = static_cast<protocol::Transport>(body.transport);
   const bool vmm = transport == protocol::Transport::kVmm;
   if (request.message->descriptors.size() != (vmm ? 1u : 0u)) {
-    return Fail(Code::kCorrupt, Concat("an offer with transport ", body->transport, " came with ",
+    return Fail(Code::kCorrupt, Concat("an offer with transport ", body.transport, " came with ",
                                        request.message->descriptors.size(), " descriptors"));
   }
-  const std::optional<uint32_t> gpu = FindGpu(body->gpu_uuid);
+  const std::optional<uint32_t> gpu = FindGpu(body.gpu_uuid);
   if (!gpu) {
     return Fail(Code::kInvalidArgument,
-                Concat("the offered memory is on ", GpuUuid{body->gpu_uuid}.ToString(),
+                Concat("the offered memory is on ", GpuUuid{body.gpu_uuid}.ToString(),
                        ", but this broker serves ", NamesOfGpus()),
                 gpus_.size() == 1 ? "offer memory of the pod's GPU, or copy it there"
                                   : "offer memory of one of the pod's GPUs, or copy it there");
@@ -420,7 +413,7 @@ Result<void> Broker::OnOffer(Request& request) {
   if (vmm) {  // The plugin keeps it and relies on the broker's check of what it is.
     const int descriptor = request.message->descriptors[0].get();
     if (auto r = CheckMemory(descriptor, gpus_.front().gpu.memory_kind()); !r) {
-      LogWarning("offer-refused", {{"buffer", NameOf(body->name)},
+      LogWarning("offer-refused", {{"buffer", NameOf(body.name)},
                                    {"container", request.client.container},
                                    {"reason", r.error().what()}});
       return r;
@@ -428,14 +421,14 @@ Result<void> Broker::OnOffer(Request& request) {
   }
   Memory memory;
   memory.transport = transport;
-  memory.size_bytes = body->size_bytes;
-  memory.mapped_bytes = body->mapped_bytes;
-  memory.cuipc_handle = body->cuipc_handle;
-  memory.offset = vmm ? 0 : body->offset;
-  memory.offerer_pid = body->pid;
+  memory.size_bytes = body.size_bytes;
+  memory.mapped_bytes = body.mapped_bytes;
+  memory.cuipc_handle = body.cuipc_handle;
+  memory.offset = vmm ? 0 : body.offset;
+  memory.offerer_pid = body.pid;
   memory.gpu = *gpu;
   if (vmm) memory.descriptor = std::move(request.message->descriptors[0]);
-  const std::string name = NameOf(body->name);
+  const std::string name = NameOf(body.name);
   Result<uint64_t> generation = 0;
   if (transport == protocol::Transport::kBlocks) {
     if (auto r = TakeStaged(request.client.id, &memory); !r)
@@ -443,8 +436,8 @@ Result<void> Broker::OnOffer(Request& request) {
   }
   if (generation) {
     generation = ledger_->Offer(request.client, name,
-                                PolicyFor(request.client, body->flags, body->on_writer_exit),
-                                &memory, UnixNs());
+                                PolicyFor(request.client, body.flags, body.on_writer_exit), &memory,
+                                UnixNs());
   }
   if (!generation) {
     for (UniqueFd& descriptor : memory.TakeDescriptors()) closer_.Close(std::move(descriptor));
@@ -454,17 +447,15 @@ Result<void> Broker::OnOffer(Request& request) {
   LogInfo("buffer-offered",
           {{"buffer", name},
            {"generation", *generation},
-           {"bytes", body->size_bytes},
+           {"bytes", body.size_bytes},
            {"transport", transport == protocol::Transport::kCuIpc ? "cuipc" : "vmm"},
            {"container", request.client.container}});
   server_->Reply(request.to, protocol::OfferReply{*generation});
   return {};
 }
 
-Result<void> Broker::OnDelete(Request& request) {
-  const auto body = protocol::Parse<protocol::DeleteRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
-  const std::string name = NameOf(body->name);
+Result<void> Broker::OnDelete(Request& request, const protocol::DeleteRequest& body) {
+  const std::string name = NameOf(body.name);
   if (auto r = ledger_->Delete(request.client, name); !r) return r;
   Apply();
   LogInfo("buffer-deleted", {{"buffer", name}, {"container", request.client.container}});
@@ -472,11 +463,9 @@ Result<void> Broker::OnDelete(Request& request) {
   return {};
 }
 
-Result<void> Broker::OnHolders(Request& request) {
-  const auto body = protocol::Parse<protocol::HoldersRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnHolders(Request& request, const protocol::HoldersRequest& body) {
   const std::vector<const Lease*> holders =
-      ledger_->Holders(NameOf(body->name), body->after_lease_id, protocol::kHoldersPerReply);
+      ledger_->Holders(NameOf(body.name), body.after_lease_id, protocol::kHoldersPerReply);
   protocol::HoldersReply reply{};
   for (const Lease* lease : holders) {
     protocol::HolderEntry& entry = reply.entries[reply.count++];
@@ -493,9 +482,7 @@ Result<void> Broker::OnHolders(Request& request) {
   return {};
 }
 
-Result<void> Broker::OnBrokerInfo(Request& request) {
-  const auto body = protocol::Parse<protocol::BrokerInfoRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnBrokerInfo(Request& request, const protocol::BrokerInfoRequest&) {
   protocol::BrokerInfoReply reply{};
   reply.container = protocol::ToNameField(request.client.container);
   reply.gpu_uuid = gpus_.front().gpu.info().uuid.bytes;
@@ -512,9 +499,7 @@ Result<void> Broker::OnBrokerInfo(Request& request) {
   return {};
 }
 
-Result<void> Broker::OnGpus(Request& request) {
-  const auto body = protocol::Parse<protocol::GpusRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnGpus(Request& request, const protocol::GpusRequest&) {
   protocol::GpusReply reply{};
   for (const PodGpu& gpu : gpus_) {
     reply.entries[reply.count] = {.gpu_uuid = gpu.gpu.info().uuid.bytes,
@@ -528,59 +513,45 @@ Result<void> Broker::OnGpus(Request& request) {
   return {};
 }
 
-Result<void> Broker::OnContent(Request& request) {
-  const auto body = protocol::Parse<protocol::ContentRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
-  if (auto r = ledger_->SetContent(request.client, body->lease_id, body->loaded_bytes,
-                                   body->complete == 1, body->digest);
+Result<void> Broker::OnContent(Request& request, const protocol::ContentRequest& body) {
+  if (auto r = ledger_->SetContent(request.client, body.lease_id, body.loaded_bytes,
+                                   body.complete == 1, body.digest);
       !r) {
     return r;
   }
-  Apply();
-  server_->Reply(request.to, protocol::EmptyReply{});
-  return {};
+  return Done(request);
 }
 
-Result<void> Broker::OnReason(Request& request) {
-  const auto body = protocol::Parse<protocol::ReasonRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
-  Reason reason{.code = static_cast<Code>(body->code),
-                .text = std::string(protocol::FromLineField(body->text))};
-  if (auto r = ledger_->StateReason(request.client, NameOf(body->name), std::move(reason),
-                                    body->failed == 1);
+Result<void> Broker::OnReason(Request& request, const protocol::ReasonRequest& body) {
+  Reason reason{.code = static_cast<Code>(body.code),
+                .text = std::string(protocol::FromLineField(body.text))};
+  if (auto r = ledger_->StateReason(request.client, NameOf(body.name), std::move(reason),
+                                    body.failed == 1);
       !r) {
     return r;
   }
-  Apply();
-  server_->Reply(request.to, protocol::EmptyReply{});
-  return {};
+  return Done(request);
 }
 
-Result<void> Broker::OnDescribe(Request& request) {
-  const auto body = protocol::Parse<protocol::DescribeRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnDescribe(Request& request, const protocol::DescribeRequest& body) {
   if (request.message->descriptors.size() != 1) {
     return Fail(Code::kCorrupt,
                 Concat("a description came with ", request.message->descriptors.size(),
                        " descriptors; it needs 1"));
   }
   UniqueFd& memory = request.message->descriptors[0];
-  const auto sealed = CheckSealed(memory.get(), "description", body->size_bytes, body->size_bytes,
-                                  Writers::kNobody);
+  const auto sealed =
+      CheckSealed(memory.get(), "description", body.size_bytes, body.size_bytes, Writers::kNobody);
   if (!sealed) return std::unexpected(sealed.error());
-  if (auto r = ledger_->SetDescription(request.client, body->lease_id, &memory, body->size_bytes);
+  if (auto r = ledger_->SetDescription(request.client, body.lease_id, &memory, body.size_bytes);
       !r) {
     return r;
   }
-  Apply();
-  server_->Reply(request.to, protocol::EmptyReply{});
-  return {};
+  return Done(request);
 }
 
-Result<void> Broker::OnDescription(Request& request) {
-  const auto body = protocol::Parse<protocol::DescriptionRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
-  const auto found = ledger_->FindDescription(request.client, NameOf(body->name), body->generation);
+Result<void> Broker::OnDescription(Request& request, const protocol::DescriptionRequest& body) {
+  const auto found = ledger_->FindDescription(request.client, NameOf(body.name), body.generation);
   if (!found) return std::unexpected(found.error());
   server_->Reply(
       request.to,
@@ -589,9 +560,7 @@ Result<void> Broker::OnDescription(Request& request) {
   return {};
 }
 
-Result<void> Broker::OnCounters(Request& request) {
-  const auto body = protocol::Parse<protocol::CountersRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnCounters(Request& request, const protocol::CountersRequest&) {
   const Result<int> page = counters_->PageOf(request.client);
   if (!page) return std::unexpected(page.error());
   PublishCountersSoon();
@@ -602,12 +571,10 @@ Result<void> Broker::OnCounters(Request& request) {
   return {};
 }
 
-Result<void> Broker::OnPod(Request& request) {
-  const auto body = protocol::Parse<protocol::PodRequest>(request.message->span());
-  if (!body) return std::unexpected(body.error());
+Result<void> Broker::OnPod(Request& request, const protocol::PodRequest& body) {
   const uint64_t id = request.client.id;
   // A client that resumed may be stated already, without the name.
-  if (server_->SetPod(id, *body) && link_ && announced_.erase(id) == 1) Announce(id);
+  if (server_->SetPod(id, body) && link_ && announced_.erase(id) == 1) Announce(id);
   server_->Reply(request.to, protocol::EmptyReply{});
   return {};
 }
