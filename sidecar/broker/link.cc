@@ -21,6 +21,11 @@ using protocol::LinkKind;
 
 // Time between two attempts at start. It is short because a pod waits.
 constexpr int kStartRetryMs = 20;
+// Time between two attempts later: the first, and the longest. Until a restarted plugin has the
+// state again, a broker that is killed loses its buffers.
+constexpr int64_t kFirstRetryMs = 100;
+constexpr int64_t kLastRetryMs = 500;
+constexpr int64_t kGreetingMs = 5'000;
 // After this time a statement is sent again if the kernel refused its descriptor (ETOOMANYREFS).
 constexpr int64_t kRoomRetryMs = 5;
 constexpr int kReadsPerWake = 16;
@@ -98,7 +103,7 @@ Link::Link(EventLoop* loop, Worker* closer, Settings settings)
       closer_(closer),
       settings_(std::move(settings)),
       path_(Concat(settings_.folder, '/', protocol::kLinkSocketName)),
-      retry_ms_(settings_.first_retry_ms) {}
+      retry_ms_(kFirstRetryMs) {}
 
 Link::~Link() {
   if (socket_) loop_->Unwatch(socket_.get());
@@ -316,7 +321,7 @@ void Link::Reconnect() {
   phase_ = Phase::kGreeting;
   next_gpus_.clear();
   if (!done) return Lose("");
-  timer_ = loop_->After(settings_.greeting_ms, [this] {
+  timer_ = loop_->After(kGreetingMs, [this] {
     timer_ = 0;
     Lose("the plugin does not answer");
   });
@@ -340,7 +345,7 @@ void Link::Lose(std::string_view reason) {
   ClearQueue();
   phase_ = Phase::kDown;
   timer_ = loop_->After(retry_ms_, [this] { Reconnect(); });
-  retry_ms_ = std::min(2 * retry_ms_, settings_.last_retry_ms);
+  retry_ms_ = std::min(2 * retry_ms_, kLastRetryMs);
 }
 
 void Link::OnSocket(uint32_t events) {
@@ -420,7 +425,7 @@ Result<void> Link::Welcomed() {
   }
   loop_->Cancel(std::exchange(timer_, 0));
   phase_ = Phase::kUp;
-  retry_ms_ = settings_.first_retry_ms;
+  retry_ms_ = kFirstRetryMs;
   said_lost_.clear();
   LogInfo("link-connected", {{"allocation", protocol::FromNameField(welcome_.allocation)}});
   for (uint32_t gpu = 0; gpu < next_gpus_.size(); ++gpu) {

@@ -37,10 +37,6 @@ class Link {
     std::string folder;
     std::string pod;  // The name of this pod; empty if it is not known.
     uint64_t epoch = 0;
-    int64_t first_retry_ms = 100;
-    // Until a restarted plugin has the state again, a broker that is killed loses its buffers.
-    int64_t last_retry_ms = 500;
-    int64_t greeting_ms = 5'000;
   };
   struct Greeting {
     struct Client {

@@ -24,6 +24,7 @@ namespace gpushm::broker {
 namespace {
 
 struct Flags {
+  BrokerOptions options;  // As far as flags set them directly.
   std::string file;
   std::string folder;
   std::vector<std::string> containers;
@@ -31,14 +32,9 @@ struct Flags {
   std::vector<std::string> gpus;
   std::string pod_uid;
   std::string link;
-  std::string cuda_ipc;
-  std::string mps_folder;
   bool host_ipc = false;
-  std::string host_dir = "/dev/shm";
   std::string log_level;
   std::string log_format;
-  int64_t start_timeout_ms = 60'000;
-  int64_t drain_timeout_ms = 20'000;
 };
 
 // The whole content of a small file.
@@ -166,22 +162,22 @@ void Declare(CLI::App& app, Flags* flags) {
   app.add_option("--link", flags->link,
                  "Folder of the plugin's socket (default /run/gpushm-link, if it exists), or none");
   app.add_option(
-      "--cuda-ipc", flags->cuda_ipc,
+      "--cuda-ipc", flags->options.cuda_ipc_folder,
       "Folder into which libgpushm-cudaipc.so is copied, with an ld.so.preload that names "
       "it; other containers see it at /run/gpushm-cuda-ipc (none)");
-  app.add_option("--mps-folder", flags->mps_folder,
+  app.add_option("--mps-folder", flags->options.mps_folder,
                  "Folder to make for gpushm-mps of the same pod; every uid may write there (none)");
   app.add_option("--pod-uid", flags->pod_uid, "The pod's UID, for --host-ipc");
   app.add_flag("--host-ipc", flags->host_ipc, "Also serve hostIPC pods of the node, in /dev/shm");
-  app.add_option("--host-dir", flags->host_dir, "Folder to use instead of /dev/shm");
+  app.add_option("--host-dir", flags->options.host_dir, "Folder to use instead of /dev/shm");
   app.add_option("--log-level", flags->log_level, "Log level: debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   app.add_option("--log-format", flags->log_format, "Log format: text or json")
       ->check(CLI::IsMember({"text", "json"}));
-  app.add_option("--start-timeout-ms", flags->start_timeout_ms,
+  app.add_option("--start-timeout-ms", flags->options.start_timeout_ms,
                  "How long the driver may take for each step of the start, in milliseconds")
       ->check(CLI::Range(int64_t{1}, int64_t{3'600'000}));
-  app.add_option("--drain-timeout-ms", flags->drain_timeout_ms,
+  app.add_option("--drain-timeout-ms", flags->options.drain_timeout_ms,
                  "How long to wait for clients after SIGTERM, in milliseconds")
       ->check(CLI::Range(int64_t{0}, int64_t{3'600'000}));
 }
@@ -212,19 +208,14 @@ Result<std::optional<BrokerOptions>> ParseOptions(int argc, char** argv, int* ex
   if (auto as_many = CheckGpus(*config); !as_many) {
     return std::unexpected(as_many.error());
   }
-  BrokerOptions options;
+  BrokerOptions options = std::move(flags.options);
   options.config = std::move(*config);
   options.driver_folder = DriverFolderFromEnvironment();
-  options.host_dir = flags.host_dir;
   options.link_folder = LinkFolder(options.config.link);
   options.program = OwnProgram();
-  options.cuda_ipc_folder = flags.cuda_ipc;
-  options.mps_folder = flags.mps_folder;
   // The chart may have decided it, which no annotation says.
   if (!options.mps_folder.empty()) options.config.pod.mps.wanted = true;
   options.pod = PodOfEnvironment();
-  options.start_timeout_ms = flags.start_timeout_ms;
-  options.drain_timeout_ms = flags.drain_timeout_ms;
   return std::optional(std::move(options));
 }
 
