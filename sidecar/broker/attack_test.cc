@@ -316,7 +316,7 @@ TEST_F(AttackTest, ASlowDriverHoldsUpOnlyWhoAsksIt) {
   for (int i = 0; i < 20; ++i) ExpectOthersAreServed();
   EXPECT_LT(MonotonicNs() - begun_ns, 4'000'000'000) << "all while it hung";
   EXPECT_EQ(CodeOf(Another("other").Attach("slow")), As(Code::kNotFound));
-  EXPECT_TRUE(attacker_.Await<protocol::AttachReply>());
+  EXPECT_TRUE(attacker_.Await<protocol::MakeReply>());
   EXPECT_GE(MonotonicNs() - begun_ns, 4'000'000'000) << "the control: it did hang";
   simulated::SetFaults("");
   RawClient watcher = Another("other");
