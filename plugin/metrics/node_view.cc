@@ -124,7 +124,7 @@ class PoolBuilder {
   PoolContainer& Container(const std::string& name) { return containers_[Shown(name)]; }
 
   void AddBuffer(const keeper::BufferView& buffer) {
-    PoolBuffer shown;
+    status::Buffer shown;
     shown.name = buffer.name;
     shown.creator = buffer.creator;
     shown.state = buffer.current == 0 ? "unpublished" : registry::BufferStateName(buffer.state);
@@ -138,7 +138,6 @@ class PoolBuilder {
       if (generation.generation == buffer.current || buffer.current == 0) {
         shown.size_bytes = generation.size_bytes;
         shown.content_bytes = ContentOf(buffer, generation);
-        shown.created_unix_ns = generation.created_unix_ns;
         shown.created_unix_ms = generation.created_unix_ns / 1'000'000;
         shown.transport = generation.transport == protocol::Transport::kCuIpc ? "cuipc" : "vmm";
       }
@@ -194,13 +193,13 @@ class PoolBuilder {
   // Shows the largest buffers, sorted by name, and sums up the others, which have no state of their
   // own.
   void BoundBuffers() {
-    std::vector<PoolBuffer>& all = pool_.buffers;
+    std::vector<status::Buffer>& all = pool_.buffers;
     if (all.size() <= kShownBuffers) return;
     const auto end = all.begin() + kShownBuffers;
-    std::ranges::partial_sort(all, end, [](const PoolBuffer& a, const PoolBuffer& b) {
+    std::ranges::partial_sort(all, end, [](const status::Buffer& a, const status::Buffer& b) {
       return std::tie(b.allocated_bytes, a.name) < std::tie(a.allocated_bytes, b.name);
     });
-    PoolBuffer others;
+    status::Buffer others;
     others.name = kOthers;
     std::map<AttachmentKey, status::Attachment> attachments;
     for (auto buffer = end; buffer != all.end(); ++buffer) {
@@ -214,7 +213,7 @@ class PoolBuilder {
     }
     for (auto& [key, view] : attachments) others.attachments.push_back(std::move(view));
     all.erase(end, all.end());
-    std::ranges::sort(all, {}, &PoolBuffer::name);
+    std::ranges::sort(all, {}, &status::Buffer::name);
     all.push_back(std::move(others));
     all.shrink_to_fit();
   }
@@ -222,7 +221,7 @@ class PoolBuilder {
   // Only of what is shown. The registry is the pod's, and its reader checks what it says.
   void AddReasons() {
     if (link_.registry == nullptr) return;
-    for (PoolBuffer& buffer : pool_.buffers) {
+    for (status::Buffer& buffer : pool_.buffers) {
       if (buffer.state != "loading" && buffer.state != "failed") continue;
       const auto found = link_.registry->Find(buffer.name);
       std::string reason = found ? link_.registry->ReasonOf(*found) : std::string();
@@ -235,9 +234,9 @@ class PoolBuilder {
   // If there are too many attachments, those of each buffer are summed up by access.
   void BoundAttachments() {
     size_t all = 0;
-    for (const PoolBuffer& buffer : pool_.buffers) all += buffer.attachments.size();
+    for (const status::Buffer& buffer : pool_.buffers) all += buffer.attachments.size();
     if (all <= kShownAttachments) return;
-    for (PoolBuffer& buffer : pool_.buffers) {
+    for (status::Buffer& buffer : pool_.buffers) {
       std::map<std::string, status::Attachment> summed;
       for (status::Attachment& view : buffer.attachments) {
         view.container = kOthers;

@@ -54,12 +54,6 @@ inline std::string AccessName(protocol::WireAccess access) {
   return access == protocol::WireAccess::kRead ? "ro" : "rw";
 }
 
-// What the status document has of a buffer, and more. `state` is as registry::BufferStateName, or
-// "unpublished" if no container sees it yet.
-struct PoolBuffer : status::Buffer {
-  int64_t created_unix_ns = 0;  // Of the current generation.
-};
-
 // `name` is POD/CONTAINER of a container in another pod, which shares the claim.
 struct PoolContainer : status::Container {
   std::optional<protocol::CounterValues> counters{};  // Absent: it counted nothing.
@@ -75,10 +69,12 @@ struct PoolView {
   uint32_t pod_gpus = 1;  // How many the pod has.
   uint64_t size_bytes = 0;
   uint64_t allocated_bytes = 0;
-  uint64_t kept_heap_bytes = 0;     // Plugin memory that its kept state takes.
-  uint64_t exhausted = 0;           // Times that it was dropped for taking too much of that memory.
-  std::string_view broker;          // "connected", "away" (only its process lives) or "none".
-  std::vector<PoolBuffer> buffers;  // Sorted by name.
+  uint64_t kept_heap_bytes = 0;  // Plugin memory that its kept state takes.
+  uint64_t exhausted = 0;        // Times that it was dropped for taking too much of that memory.
+  std::string_view broker;       // "connected", "away" (only its process lives) or "none".
+  // Sorted by name. `state` is as registry::BufferStateName, or "unpublished" if no container sees
+  // it yet.
+  std::vector<status::Buffer> buffers;
   std::vector<PoolContainer> containers;  // Sorted by name; includes the sidecar.
   // Number of signals, barriers and rings, by kind, then by SyncState. Contains the kinds that
   // exist.

@@ -212,7 +212,7 @@ TEST(NodeView, OldGenerationsCountUntilTheirLastHolderGoes) {
   AddLease(&link, "a", 1);
   facts.links.push_back(link);
   const NodeView node = BuildNodeView(facts);
-  const PoolBuffer& buffer = node.pools[0].buffers[0];
+  const status::Buffer& buffer = node.pools[0].buffers[0];
   EXPECT_EQ(buffer.generations, 2U);
   EXPECT_EQ(buffer.allocated_bytes, 16U);
   EXPECT_EQ(buffer.size_bytes, 9U);
@@ -237,7 +237,7 @@ TEST(NodeView, ContentIsWhatWasSaid) {
   facts.links.push_back(link);
   std::vector<uint64_t> contents;
   const NodeView node = BuildNodeView(facts);
-  for (const PoolBuffer& buffer : node.pools[0].buffers) {
+  for (const status::Buffer& buffer : node.pools[0].buffers) {
     contents.push_back(buffer.content_bytes);
   }
   EXPECT_EQ(contents, (std::vector<uint64_t>{0, 3, 5, 9}));
@@ -266,7 +266,7 @@ TEST(NodeView, WhyABufferHasNoContentIsWhatItsRegistrySays) {
     std::vector<std::string> all;
     facts.links = {link};
     const NodeView node = BuildNodeView(facts);
-    for (const PoolBuffer& buffer : node.pools[0].buffers) {
+    for (const status::Buffer& buffer : node.pools[0].buffers) {
       all.push_back(Concat(buffer.reason_code.value_or("-"), ' ', buffer.reason.value_or("-")));
     }
     return all;
@@ -443,7 +443,7 @@ TEST(NodeView, WhatIsBeyondTheBoundsIsSummedUp) {
   uint64_t allocated = 0;
   uint64_t attachments = 0;
   size_t rows = 0;
-  for (const PoolBuffer& buffer : pool.buffers) {
+  for (const status::Buffer& buffer : pool.buffers) {
     allocated += buffer.allocated_bytes;
     rows += buffer.attachments.size();
     for (const status::Attachment& view : buffer.attachments) attachments += view.count;
@@ -497,7 +497,7 @@ TEST(NodeViewProperty, ProportionalBytesSumUpToPhysicalOnes) {
         ASSERT_TRUE(names.insert(container.name).second);
         proportional += container.proportional_bytes;
       }
-      for (const PoolBuffer& buffer : pool.buffers) {
+      for (const status::Buffer& buffer : pool.buffers) {
         for (const status::Attachment& view : buffer.attachments) {
           of_attachments += view.proportional_bytes;
           mapped += view.mapped_bytes;

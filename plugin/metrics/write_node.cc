@@ -114,7 +114,7 @@ class PoolWriter {
   }
   template <typename Value>
   void EachBuffer(Metric metric, Value value) {
-    ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+    ForBuffers([&](const PoolView& pool, const status::Buffer& buffer) {
       out_.Add(metric, {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu}, value(buffer));
     });
   }
@@ -166,7 +166,7 @@ class PoolWriter {
   template <typename Visit>
   void ForBuffers(Visit visit) {
     for (const PoolView& pool : node_.pools) {
-      for (const PoolBuffer& buffer : pool.buffers) visit(pool, buffer);
+      for (const status::Buffer& buffer : pool.buffers) visit(pool, buffer);
     }
   }
 
@@ -206,15 +206,15 @@ void WriteSyncs(const NodeView& node, Exposition* out) {
 
 void WriteBuffers(PoolWriter* each, Exposition* out) {
   // The sum of the buffers that are not shown has no state.
-  const auto is_one = [](const PoolBuffer& buffer) { return buffer.name != kOthers; };
-  each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+  const auto is_one = [](const status::Buffer& buffer) { return buffer.name != kOthers; };
+  each->ForBuffers([&](const PoolView& pool, const status::Buffer& buffer) {
     if (!is_one(buffer)) return;
     out->Add(Metric::kBufferInfo,
              {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu, buffer.transport,
               buffer.creator, buffer.state},
              uint64_t{1});
   });
-  each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+  each->ForBuffers([&](const PoolView& pool, const status::Buffer& buffer) {
     if (!is_one(buffer)) return;
     out->Add(Metric::kBufferReady, {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu},
              uint64_t{buffer.state == "ready"});
@@ -223,12 +223,12 @@ void WriteBuffers(PoolWriter* each, Exposition* out) {
   each->EachBuffer(Metric::kBufferContent, [](const auto& buffer) { return buffer.content_bytes; });
   each->EachBuffer(Metric::kBufferAllocated,
                    [](const auto& buffer) { return buffer.allocated_bytes; });
-  each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+  each->ForBuffers([&](const PoolView& pool, const status::Buffer& buffer) {
     if (!buffer.loaded_bytes) return;
     out->Add(Metric::kBufferLoaded, {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu},
              *buffer.loaded_bytes);
   });
-  each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+  each->ForBuffers([&](const PoolView& pool, const status::Buffer& buffer) {
     if (!buffer.reason_code) return;
     out->Add(Metric::kBufferReason,
              {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu, buffer.state,
@@ -237,12 +237,12 @@ void WriteBuffers(PoolWriter* each, Exposition* out) {
   });
   each->EachBuffer(Metric::kBufferGenerations,
                    [](const auto& buffer) { return buffer.generations; });
-  each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+  each->ForBuffers([&](const PoolView& pool, const status::Buffer& buffer) {
     if (!is_one(buffer)) return;
     out->Add(Metric::kBufferCreated, {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu},
-             static_cast<double>(buffer.created_unix_ns) * kNano);
+             static_cast<double>(buffer.created_unix_ms) / 1000);
   });
-  each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+  each->ForBuffers([&](const PoolView& pool, const status::Buffer& buffer) {
     for (const char* const access : {"ro", "rw"}) {
       uint64_t count = 0;
       for (const status::Attachment& view : buffer.attachments) {
@@ -252,7 +252,7 @@ void WriteBuffers(PoolWriter* each, Exposition* out) {
                {pool.pod.name_space, pool.pod.name, buffer.name, pool.gpu, access}, count);
     }
   });
-  each->ForBuffers([&](const PoolView& pool, const PoolBuffer& buffer) {
+  each->ForBuffers([&](const PoolView& pool, const status::Buffer& buffer) {
     for (const status::Attachment& view : buffer.attachments) {
       const Holder holder(pool, view.container);
       out->Add(
