@@ -48,6 +48,7 @@ uint64_t Generations::Add(Generation generation) {
 void Generations::Free(uint64_t number) {
   const auto found = all_.find(number);
   Generation& generation = found->second;
+  GPUSHM_ASSERT(generation.leases == 0);
   budget_.ChangeDescription(generation.description_bytes, 0);
   budget_.Remove(generation.memory);
   Erase(&of_name_, generation.buffer, number);

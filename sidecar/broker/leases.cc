@@ -60,6 +60,7 @@ void Leases::Skip(uint64_t id) {
 
 void Leases::End(uint64_t id) {
   const auto lease = leases_.find(id);
+  GPUSHM_ASSERT(lease != leases_.end());  // It ends once.
   const Lease& ended = lease->second;
   const auto of_client = by_client_.find(ended.client.id);
   of_client->second.leases.erase(id);

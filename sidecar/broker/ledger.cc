@@ -574,14 +574,10 @@ void Ledger::EndLease(uint64_t id, bool died) {
   ReleaseIfUnused(number);
 }
 
-Result<const Block*> Ledger::FindBlock(const Client& client, uint64_t lease_id, uint32_t index) {
+Result<Memory*> Ledger::MemoryOf(const Client& client, uint64_t lease_id) {
   const Result<const Lease*> lease = leases_.Find(client, lease_id);
   if (!lease) return std::unexpected(lease.error());
-  const Memory& memory = generations_.At((*lease)->generation).memory;
-  if (index < memory.blocks.size()) return &memory.blocks[index];
-  return Fail(Code::kInvalidArgument,
-              Concat(Quoted((*lease)->buffer), " has ", memory.blocks.size(), " blocks, but block ",
-                     index, " was requested"));
+  return &generations_.At((*lease)->generation).memory;
 }
 
 // ---- offers
@@ -644,28 +640,6 @@ bool Ledger::IsPage(const std::string& name) const {
   return generations_.At(found->second.current).memory.is_page();
 }
 
-std::vector<Ledger::PageLeases> Ledger::Pages() const {
-  std::map<uint64_t, PageLeases> pages;
-  for (const auto& [number, generation] : generations_.all()) {
-    if (!generation.memory.is_page()) continue;
-    pages[number].page = generation.memory.descriptor.get();
-  }
-  for (const auto& [id, lease] : leases_.all()) {
-    const auto page = pages.find(lease.generation);
-    if (page != pages.end()) page->second.leases.insert(id);
-  }
-  std::vector<PageLeases> all;
-  for (auto& [number, page] : pages) all.push_back(std::move(page));
-  return all;
-}
-
-Memory* Ledger::FindPage(const Client& client, uint64_t lease_id) {
-  const Result<const Lease*> lease = leases_.Find(client, lease_id);
-  if (!lease) return nullptr;
-  Memory& memory = generations_.At((*lease)->generation).memory;
-  return memory.is_page() ? &memory : nullptr;
-}
-
 // ---- content
 
 Result<Ledger::Written> Ledger::FindWritten(const Client& client, uint64_t lease_id,
@@ -713,8 +687,9 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
   }
   if (complete) {
     content.Complete(loaded_bytes);
-    const bool others_write = std::ranges::any_of(leases_.all(), [&](const auto& other) {
-      return other.second.generation == number && other.second.writes() && other.first != lease_id;
+    const bool others_write = std::ranges::any_of(leases_.ByName(name).leases, [&](uint64_t id) {
+      const Lease& other = leases_.At(id);
+      return other.generation == number && other.writes() && id != lease_id;
     });
     SetContentOf(number, loaded_bytes, others_write ? Digest() : digest);
   } else {
@@ -859,12 +834,6 @@ std::vector<registry::BufferRecord> Ledger::Records() const {
     if (buffer.current != 0) records.push_back(RecordOf(name, buffer));
   }
   return records;
-}
-
-std::optional<BufferState> Ledger::StateOf(const std::string& name) const {
-  const auto found = buffers_.find(name);
-  if (found == buffers_.end() || found->second.current == 0) return std::nullopt;
-  return found->second.content.state();
 }
 
 }  // namespace gpushm::broker

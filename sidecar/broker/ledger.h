@@ -152,19 +152,10 @@ class Ledger {
   // number of its leases. The caller then states that the client has ended, which drops the leases.
   Ended EndClient(uint64_t client_id);
   bool IsPage(const std::string& name) const;
-  // A block of the memory of one of the client's leases. Owned by the ledger.
-  Result<const Block*> FindBlock(const Client& client, uint64_t lease_id, uint32_t index);
+  // The memory of one of the client's leases. Owned by the ledger.
+  Result<Memory*> MemoryOf(const Client& client, uint64_t lease_id);
   // Blocks of all generations.
   size_t block_count() const { return generations_.budget().block_count(); }
-  // All pages with the leases on each, for the successor of a broker that was killed before it
-  // ended a cell.
-  struct PageLeases {
-    int page = -1;
-    std::set<uint64_t> leases;
-  };
-  std::vector<PageLeases> Pages() const;
-  // The page of one of the client's leases; null if the lease is not on a page.
-  Memory* FindPage(const Client& client, uint64_t lease_id);
 
   // ---- content
   // `digest`: of content that is complete. It is kept until somebody else may write there
@@ -211,7 +202,7 @@ class Ledger {
   const Leases::OfClient& HeldBy(uint64_t client_id) const { return leases_.ByClient(client_id); }
   std::vector<registry::BufferRecord> Records() const;
 
-  // For the journal.
+  // For the journal, and for a walk over everything.
   const std::map<std::string, Buffer>& buffers() const { return buffers_; }
   const std::map<std::string, Policy>& declared() const { return declared_; }
   const Generations& generations() const { return generations_; }
@@ -259,8 +250,6 @@ class Ledger {
   // except for buffers that load from a file: these are LOADING, and the caller starts the load
   // again.
   Restored Restore(Kept kept, const annotations::PodSpec& declared);
-  // nullopt if there is no such buffer or none of its generations is published.
-  std::optional<BufferState> StateOf(const std::string& name) const;
 
  private:
   Buffer& AddBuffer(const std::string& name, const Policy& policy);

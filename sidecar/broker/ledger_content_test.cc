@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "sidecar/broker/ledger.h"
+#include "sidecar/broker/testing/keeper_model.h"
 
 namespace gpushm::broker {
 namespace {
@@ -242,7 +243,7 @@ TEST_F(LedgerContentTest, EachGenerationHasItsOwn) {
   ASSERT_TRUE(ledger_.SetContent(kApp, lease_, 5, true));
   const uint64_t next = Replace(kUnpublished).lease_id;
   EXPECT_TRUE(ledger_.SetContent(kApp, next, 0, false)) << "a load begins";
-  EXPECT_EQ(ledger_.StateOf("a"), BufferState::kReady) << "nobody sees it";
+  EXPECT_EQ(testing::StateOf(ledger_, "a"), BufferState::kReady) << "nobody sees it";
   ASSERT_TRUE(ledger_.SetContent(kApp, next, 6, true));
   EXPECT_EQ(Content(), 5u) << "it is not published";
   ASSERT_TRUE(ledger_.Publish(kApp, next));

@@ -148,7 +148,7 @@ TEST_F(LedgerRestoreTest, AWriterOfManyLeasesEndsInFewWords) {
   keeper_.DropClient(kOther.id);  // As the broker states it.
   Restart();
   EXPECT_EQ(ledger_->lease_count(), 1u);
-  EXPECT_EQ(ledger_->StateOf("offered"), BufferState::kWriterDied);
+  EXPECT_EQ(testing::StateOf(*ledger_, "offered"), BufferState::kWriterDied);
   EXPECT_TRUE(ledger_->Detach(kApp, held.lease_id));
 }
 
@@ -175,7 +175,7 @@ TEST_F(LedgerRestoreTest, AnOfferOfSeveralBlocksIsRestoredWholeOrNotAtAll) {
     Ledger successor(LedgerLimits{}, {LedgerGpu{kGpu}}, 2000);
     const auto restored = successor.Restore(keeper.Dump(), pod_);
     const bool whole = stated == statements.size();
-    EXPECT_EQ(successor.StateOf("offered").has_value(), whole) << stated;
+    EXPECT_EQ(testing::StateOf(successor, "offered").has_value(), whole) << stated;
     EXPECT_EQ(successor.block_count(), whole ? 3u : 0u);
     if (stated > 1 && !whole) {
       EXPECT_THAT(restored.dropped,
@@ -185,9 +185,10 @@ TEST_F(LedgerRestoreTest, AnOfferOfSeveralBlocksIsRestoredWholeOrNotAtAll) {
     EXPECT_EQ(testing::LinesDiffer(*ledger_, successor), "");
     const auto grant = successor.Attach(kApp, "offered", Access::kRead, 0, kGpu, kNow);
     ASSERT_TRUE(grant);
-    ASSERT_TRUE(successor.FindBlock(kApp, grant->lease_id, 2));
-    EXPECT_FALSE(successor.FindBlock(kApp, grant->lease_id, 3)) << "one more than there are";
-    EXPECT_FALSE(successor.FindBlock(kOther, grant->lease_id, 0)) << "another client's lease";
+    const auto memory = successor.MemoryOf(kApp, grant->lease_id);
+    ASSERT_TRUE(memory);
+    EXPECT_EQ((*memory)->blocks.size(), 3u);
+    EXPECT_FALSE(successor.MemoryOf(kOther, grant->lease_id)) << "another client's lease";
   }
 }
 
@@ -209,7 +210,7 @@ TEST_F(LedgerRestoreTest, OffersOfMoreThanTheGpuHasAreDropped) {
                                         7 * kPage, " bytes"))));
   EXPECT_THAT(restored.dropped,
               Contains(HasSubstr("small: more memory is offered than the GPU has")));
-  EXPECT_TRUE(ledger_->StateOf("offered"));
+  EXPECT_TRUE(testing::StateOf(*ledger_, "offered"));
   EXPECT_EQ(ledger_->buffer_count(), 1u);
 }
 
@@ -227,8 +228,8 @@ TEST_F(LedgerRestoreTest, WhatIsOnAGpuThatThePodNoLongerHasIsDropped) {
   EXPECT_EQ(ledger_->used_bytes(1), kPage);
   EXPECT_THAT(RestartWith(keeper_.Dump()).dropped,
               Contains(HasSubstr("of second: its GPU is number 1, but the pod has 1")));
-  EXPECT_TRUE(ledger_->StateOf("first"));
-  EXPECT_FALSE(ledger_->StateOf("second"));
+  EXPECT_TRUE(testing::StateOf(*ledger_, "first"));
+  EXPECT_FALSE(testing::StateOf(*ledger_, "second"));
 }
 
 TEST_F(LedgerRestoreTest, ADeclaredSignalKeepsItsPageAndItsRules) {
@@ -277,12 +278,12 @@ TEST_F(LedgerRestoreTest, WhoDiedMeanwhileIsMarkedAsDeclared) {
   EXPECT_EQ(ended.leases, 4u);
   EXPECT_THAT(ended.marked, ElementsAre("marked"));
   EXPECT_EQ(ended.dropped.size(), 2u);
-  EXPECT_EQ(ledger_->StateOf("marked"), BufferState::kWriterDied);
-  EXPECT_EQ(ledger_->StateOf("kept"), BufferState::kReady);
-  EXPECT_EQ(ledger_->StateOf("dropped"), std::nullopt);
+  EXPECT_EQ(testing::StateOf(*ledger_, "marked"), BufferState::kWriterDied);
+  EXPECT_EQ(testing::StateOf(*ledger_, "kept"), BufferState::kReady);
+  EXPECT_EQ(testing::StateOf(*ledger_, "dropped"), std::nullopt);
   // It also stays dropped for the next broker: only its writers may use the name again.
   EXPECT_THAT(Restart().settled, Contains("dropped"));
-  EXPECT_EQ(ledger_->StateOf("dropped"), std::nullopt);
+  EXPECT_EQ(testing::StateOf(*ledger_, "dropped"), std::nullopt);
   Create(kOther, "dropped");
 }
 
@@ -295,7 +296,7 @@ TEST_F(LedgerRestoreTest, ALoadUnderWayHasFailedAndSaysSo) {
   ASSERT_TRUE(ledger_->SetContent(kApp, writer.lease_id, 100, false));
   ledger_->EndClient(kApp.id);
   Restart();
-  EXPECT_EQ(ledger_->StateOf("weights"), BufferState::kFailed);
+  EXPECT_EQ(testing::StateOf(*ledger_, "weights"), BufferState::kFailed);
   const auto attached = ledger_->Attach(kApp, "weights", Access::kRead, 0, kGpu, kNow);
   ASSERT_FALSE(attached);
   EXPECT_THAT(attached.error().what(), HasSubstr("in progress when the broker was restarted"));
@@ -315,24 +316,24 @@ TEST_F(LedgerRestoreTest, ALoadFromAFileIsAwaitedAgainUnlessItWasDone) {
     ledger_->EndClient(loader.id);
   }
   Restart();
-  EXPECT_EQ(ledger_->StateOf("done"), BufferState::kReady);
-  EXPECT_EQ(ledger_->StateOf("cut"), BufferState::kLoading);
-  EXPECT_EQ(ledger_->StateOf("awaited"), BufferState::kLoading) << "nobody had begun";
+  EXPECT_EQ(testing::StateOf(*ledger_, "done"), BufferState::kReady);
+  EXPECT_EQ(testing::StateOf(*ledger_, "cut"), BufferState::kLoading);
+  EXPECT_EQ(testing::StateOf(*ledger_, "awaited"), BufferState::kLoading) << "nobody had begun";
 }
 
 TEST_F(LedgerRestoreTest, WhoLoadsByItselfGoesOn) {
   const Grant made = Create(kApp, "made");
   ASSERT_TRUE(ledger_->SetContent(kApp, made.lease_id, 100, false));
   Restart();
-  EXPECT_EQ(ledger_->StateOf("made"), BufferState::kLoading);
+  EXPECT_EQ(testing::StateOf(*ledger_, "made"), BufferState::kLoading);
   EXPECT_TRUE(ledger_->SetContent(kApp, made.lease_id, 200, false));
   Restart();
   EXPECT_TRUE(ledger_->SetContent(kApp, made.lease_id, kPage, true));
-  EXPECT_EQ(ledger_->StateOf("made"), BufferState::kReady);
+  EXPECT_EQ(testing::StateOf(*ledger_, "made"), BufferState::kReady);
   ASSERT_TRUE(ledger_->SetContent(kApp, made.lease_id, 100, false));
   Restart();
   ledger_->EndClient(kApp.id);
-  EXPECT_EQ(ledger_->StateOf("made"), BufferState::kFailed);
+  EXPECT_EQ(testing::StateOf(*ledger_, "made"), BufferState::kFailed);
 }
 
 // Regression: the death of a writer made content usable that had failed to load, or was still
@@ -342,7 +343,7 @@ TEST_F(LedgerRestoreTest, ADeathMakesNothingReady) {
   MakeDeclared();
   Attach(kApp, "weights", Access::kReadWrite);
   ledger_->EndClient(kApp.id);
-  EXPECT_EQ(ledger_->StateOf("weights"), BufferState::kLoading);
+  EXPECT_EQ(testing::StateOf(*ledger_, "weights"), BufferState::kLoading);
 }
 
 // ---- inconsistent state
@@ -421,7 +422,7 @@ TEST_F(LedgerRestoreTest, ABufferThatWasNeverFinishedIsMadeAnew) {
   EXPECT_THAT(restored.settled, IsEmpty());
   EXPECT_EQ(ledger_->buffer_count(), 0u);
   MakeDeclared();
-  EXPECT_EQ(ledger_->StateOf("weights"), BufferState::kReady);
+  EXPECT_EQ(testing::StateOf(*ledger_, "weights"), BufferState::kReady);
 }
 
 }  // namespace

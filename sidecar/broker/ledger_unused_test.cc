@@ -67,7 +67,7 @@ class LedgerUnusedTest : public ::testing::Test {
   void ExpectNothing() const {
     EXPECT_EQ(ledger_->buffer_count(), 0U);
     EXPECT_EQ(ledger_->used_bytes(0), 0U);
-    EXPECT_TRUE(ledger_->Pages().empty());
+    EXPECT_TRUE(ledger_->generations().all().empty());
   }
 
   std::optional<Ledger> ledger_;
@@ -89,7 +89,7 @@ TEST_F(LedgerUnusedTest, TenThousandOneAfterAnotherFit) {
     Detach(kWriter, frames);
     Detach(kWriter, page);
     if (reader_last) {
-      ASSERT_TRUE(ledger_->StateOf(name)) << "who reads still has it";
+      ASSERT_TRUE(testing::StateOf(*ledger_, name)) << "who reads still has it";
       Detach(kReader, *reader_frames);
       Detach(kReader, *reader_page);
     }
@@ -108,7 +108,7 @@ TEST_F(LedgerUnusedTest, ADeathIsAnEndToo) {
   ASSERT_TRUE(Attach("x-ring"));
   ASSERT_TRUE(Attach("x"));
   ledger_->EndClient(kWriter.id);
-  EXPECT_TRUE(ledger_->StateOf("x"));
+  EXPECT_TRUE(testing::StateOf(*ledger_, "x"));
   ledger_->EndClient(kReader.id);
   ExpectNothing();
 }
@@ -131,7 +131,7 @@ TEST_F(LedgerUnusedTest, ASuccessorMayKeepIt) {
   const Grant next = MakePage("x-ring", /*until_unused=*/false, page.generation);
   Detach(kReader, *reader);
   Detach(kWriter, next);
-  EXPECT_TRUE(ledger_->StateOf("x-ring"));
+  EXPECT_TRUE(testing::StateOf(*ledger_, "x-ring"));
 }
 
 // The writer's successor is making the next generation while the last reader of the old one ends.
@@ -145,7 +145,7 @@ TEST_F(LedgerUnusedTest, ANextGenerationUnderWayKeepsTheName) {
   Detach(kReader, *reader);
   const auto next = ledger_->Commit(*ticket, Memory(), true, 0);
   ASSERT_TRUE(next);
-  ASSERT_TRUE(ledger_->StateOf("x"));
+  ASSERT_TRUE(testing::StateOf(*ledger_, "x"));
   Detach(kWriter, *next);
   ExpectNothing();
   // The same, but the memory could not be allocated.
@@ -153,7 +153,7 @@ TEST_F(LedgerUnusedTest, ANextGenerationUnderWayKeepsTheName) {
   ticket = ledger_->BeginReplace(kWriter, "x", kPage, how);
   ASSERT_TRUE(ticket);
   Detach(kWriter, again);
-  EXPECT_TRUE(ledger_->StateOf("x"));
+  EXPECT_TRUE(testing::StateOf(*ledger_, "x"));
   ledger_->Abort(*ticket);
   ExpectNothing();
 }

@@ -4,9 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <future>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "contract/protocol/link.h"
+#include "contract/protocol/testing/link.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/fake_plugin.h"
 #include "sidecar/broker/testing/raw_client.h"
@@ -38,19 +43,36 @@ BrokerSettings LinkedTo(const std::string& folder) {
 TEST(Link, AtStartAPluginThatTalksNonsenseIsAnError) {
   const auto gpu = SomeGpu();
   const TempFolder link;
-  int talks = 0;
+  using Talk = std::function<void(int socket)>;
+  const auto content = [](int socket) {
+    Plugin::Say(socket, LinkKind::kContent, protocol::LinkContent{7, 5});
+  };
+  const std::vector<std::pair<Talk, std::string>> cases = {
+      {[](int socket) {
+         Plugin::Say(socket, LinkKind::kLease, protocol::LinkLease{1, 1, 1, 0, 1, 0});
+       },
+       "0 of 0 generations, 1 of 0 leases"},
+      {[](int socket) {
+         Plugin::Say(socket, LinkKind::kHello, protocol::LinkHello{1, 1, 0, 0, {}});
+       },
+       Concat("a message out of order: kind ", static_cast<uint16_t>(LinkKind::kHello))},
+      {content, "content of generation 7, which it did not state before"},
+      {[&](int socket) {
+         Plugin::Say(socket, LinkKind::kGeneration,
+                     protocol::testing::ValidLink<protocol::LinkGeneration>());
+         content(socket);
+         content(socket);
+       },
+       "or of which it stated this before"},
+  };
+  size_t talks = 0;
   const Plugin plugin(link.path(), [&](int socket, int) {
-    Plugin::Say(socket, LinkKind::kWelcome, Plugin::Welcome(gpu));
-    if (talks++ == 0) {
-      protocol::LinkLease more{1, 1, 1, 0, 1, 0};
-      Plugin::Say(socket, LinkKind::kLease, more);
-    } else {
-      Plugin::Say(socket, LinkKind::kHello, protocol::LinkHello{1, 1, 0, 0, {}});
-    }
+    protocol::LinkWelcome welcome = Plugin::Welcome(gpu);
+    welcome.generations = talks == 3 ? 1 : 0;
+    Plugin::Say(socket, LinkKind::kWelcome, welcome);
+    cases.at(talks++).first(socket);
   });
-  for (const std::string& said :
-       {std::string("0 of 0 contents, 1 of 0 leases"),
-        Concat("a message out of order: kind ", static_cast<uint16_t>(LinkKind::kHello))}) {
+  for (const auto& [talk, said] : cases) {
     const TempFolder folder;
     BrokerProcess broker(folder.path(), LinkedTo(link.path()));
     EXPECT_EQ(broker.WaitForEnd(), 1);

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -111,12 +112,13 @@ Result<void> Broker::OnMakePage(Request& request, const protocol::MakePageReques
 Result<void> Broker::OnAlarm(Request& request, const protocol::AlarmRequest& body) {
   Memory* page = nullptr;
   if (body.lease_id != 0) {
-    page = ledger_->FindPage(request.client, body.lease_id);
-    if (page == nullptr) {
+    const auto memory = ledger_->MemoryOf(request.client, body.lease_id);
+    if (!memory || !(*memory)->is_page()) {
       return Fail(Code::kNotFound, Concat("lease ", body.lease_id,
                                           " is not one of this client's on a signal, barrier or "
                                           "ring"));
     }
+    page = *memory;
   }
   UniqueFd& alarm = page != nullptr ? page->alarm : name_alarms_[request.client.container];
   if (!alarm) {
@@ -151,10 +153,16 @@ void Broker::EndParticipants() {
 // For participants whose end the earlier broker saw, but which it did not mark before it was
 // killed.
 void Broker::EndForgottenParticipants() {
-  for (const Ledger::PageLeases& kept : ledger_->Pages()) {
-    const auto mapped = MapPage(kept.page);
+  const Leases& leases = ledger_->leases();
+  for (const auto& [number, generation] : ledger_->generations().all()) {
+    if (!generation.memory.is_page()) continue;
+    const auto mapped = MapPage(generation.memory.descriptor.get());
     if (!mapped) continue;  // Its maker was killed before it wrote the page's header.
-    sync::EndCellsOfOthers(mapped->page, kept.leases);
+    std::set<uint64_t> held;
+    for (const uint64_t id : leases.ByName(generation.buffer).leases) {
+      if (leases.At(id).generation == number) held.insert(id);
+    }
+    sync::EndCellsOfOthers(mapped->page, held);
     // The earlier broker's alarm. Those who waited for it will come here.
     mapped->page.alarm().store(0);
   }

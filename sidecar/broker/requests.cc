@@ -387,10 +387,16 @@ Result<void> Broker::TakeStaged(uint64_t client_id, Memory* memory) {
 }
 
 Result<void> Broker::OnBlock(Request& request, const protocol::BlockRequest& body) {
-  const auto block = ledger_->FindBlock(request.client, body.lease_id, body.index);
-  if (!block) return std::unexpected(block.error());
-  server_->Reply(request.to, protocol::BlockReply{(*block)->mapped_bytes},
-                 (*block)->descriptor.get());
+  const auto memory = ledger_->MemoryOf(request.client, body.lease_id);
+  if (!memory) return std::unexpected(memory.error());
+  const std::vector<Block>& blocks = (*memory)->blocks;
+  if (body.index >= blocks.size()) {
+    return Fail(Code::kInvalidArgument,
+                Concat("the memory of lease ", body.lease_id, " has ", blocks.size(),
+                       " blocks, but block ", body.index, " was requested"));
+  }
+  const Block& block = blocks[body.index];
+  server_->Reply(request.to, protocol::BlockReply{block.mapped_bytes}, block.descriptor.get());
   return {};
 }
 

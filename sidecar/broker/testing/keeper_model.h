@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,13 @@
 #include "sidecar/broker/ledger.h"
 
 namespace gpushm::broker::testing {
+
+// Of a published buffer; nullopt if there is none of that name.
+inline std::optional<BufferState> StateOf(const Ledger& ledger, const std::string& name) {
+  const auto found = ledger.buffers().find(name);
+  if (found == ledger.buffers().end() || found->second.current == 0) return std::nullopt;
+  return found->second.content.state();
+}
 
 class KeeperModel {
  public:
