@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "contract/node_labels.h"
-#include "sidecar/injector/sidecar.h"
 
 namespace gpushm::injector {
 namespace {
@@ -24,23 +23,6 @@ Json AtLeast(const std::string& label, uint64_t least) {
   return {{"key", label}, {"operator", "Gt"}, {"values", Json::array({std::to_string(least - 1)})}};
 }
 
-// Terms are alternatives, so each gets the expression; a pod without terms gets one. A term without
-// expressions and fields matches no node, and would match some with an expression.
-void PutCount(const Plan& plan, const Settings& settings, Patch* patch) {
-  if (plan.spec.gpus == 1 || settings.gpu_count_label.empty()) return;
-  const Json enough = AtLeast(settings.gpu_count_label, plan.spec.gpus);
-  const size_t count = Items(patch->document(), kTerms).size();
-  if (count == 0) return patch->Append(kTerms, {{"matchExpressions", Json::array({enough})}});
-  for (size_t i = 0; i < count; ++i) {
-    const auto has_items = [&](const char* list) {
-      return !Items(patch->document(), kTerms / i / list).empty();
-    };
-    if (has_items("matchExpressions") || has_items("matchFields")) {
-      patch->AppendMissing(kTerms / i / "matchExpressions", enough);
-    }
-  }
-}
-
 // What a pod needs of the labels that the plugin states.
 struct Room {
   Json enough;   // The node has room.
@@ -48,12 +30,12 @@ struct Room {
   bool again;    // What an earlier call wrote may be for other annotations.
 };
 
-Room RoomFor(const PodView& pod, const Plan& plan) {
-  const size_t gpus = plan.spec.gpus;
+Room RoomFor(const Pod& pod) {
+  const size_t gpus = pod.spec.gpus;
   // A node with fewer GPUs than the pod has this label, but not that of so many GPUs.
-  return {.enough = AtLeast(LargestFreeLabel(gpus), plan.units / gpus),
+  return {.enough = AtLeast(LargestFreeLabel(gpus), pod.units / gpus),
           .unknown = {{"key", LargestFreeLabel(1)}, {"operator", "DoesNotExist"}},
-          .again = plan.redo && pod.Find(kSidecarName) != nullptr};
+          .again = pod.redo && pod.Find(kSidecarName) != nullptr};
 }
 
 bool IsAboutRoom(const Json& expression) {
@@ -73,7 +55,27 @@ bool Settled(const Room& room, const Pointer& expressions, Patch* patch) {
   return true;
 }
 
-void PreferRoom(const Room& room, Patch* patch) {
+}  // namespace
+
+// Terms are alternatives, so each gets the expression; a pod without terms gets one. A term without
+// expressions and fields matches no node, and would match some with an expression.
+void RequireGpus(const Pod& pod, Patch* patch) {
+  if (pod.settings->gpu_count_label.empty()) return;
+  const Json enough = AtLeast(pod.settings->gpu_count_label, pod.spec.gpus);
+  const size_t count = Items(patch->document(), kTerms).size();
+  if (count == 0) return patch->Append(kTerms, {{"matchExpressions", Json::array({enough})}});
+  for (size_t i = 0; i < count; ++i) {
+    const auto has_items = [&](const char* list) {
+      return !Items(patch->document(), kTerms / i / list).empty();
+    };
+    if (has_items("matchExpressions") || has_items("matchFields")) {
+      patch->AppendMissing(kTerms / i / "matchExpressions", enough);
+    }
+  }
+}
+
+void PreferRoom(const Pod& pod, Patch* patch) {
+  const Room room = RoomFor(pod);
   const size_t count = Items(patch->document(), kPreferred).size();
   bool settled = false;
   for (size_t i = 0; i < count; ++i) {
@@ -85,13 +87,6 @@ void PreferRoom(const Room& room, Patch* patch) {
     patch->Append(kPreferred, {{"weight", weight},
                                {"preference", {{"matchExpressions", Json::array({expression})}}}});
   }
-}
-
-}  // namespace
-
-void PutAffinity(const PodView& pod, const Plan& plan, const Settings& settings, Patch* patch) {
-  PutCount(plan, settings, patch);
-  if (settings.largest_free == LargestFree::kPrefer) PreferRoom(RoomFor(pod, plan), patch);
 }
 
 }  // namespace gpushm::injector

@@ -5,12 +5,14 @@
 #pragma once
 
 #include "sidecar/injector/patch.h"
-#include "sidecar/injector/plan.h"
 #include "sidecar/injector/pod.h"
-#include "sidecar/injector/settings.h"
 
 namespace gpushm::injector {
 
-void PutAffinity(const PodView& pod, const Plan& plan, const Settings& settings, Patch* patch);
+// For a pod of several GPUs: only nodes that have so many, if their labels say it.
+void RequireGpus(const Pod& pod, Patch* patch);
+
+// Nodes on which one GPU has room come first.
+void PreferRoom(const Pod& pod, Patch* patch);
 
 }  // namespace gpushm::injector

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cctype>
 
+#include "contract/annotations/sizing.h"
 #include "contract/claim_spec.h"
 #include "platform/yaml/quantity.h"
 #include "sidecar/injector/digest.h"
+#include "sidecar/injector/pod.h"
 
 namespace gpushm::injector {
 namespace {
@@ -25,14 +27,17 @@ Json ClaimTemplate::Object() const {
           {"spec", spec}};
 }
 
-ClaimTemplate TemplateFor(const Plan& plan) {
+ClaimTemplate TemplateFor(const Pod& pod) {
+  constexpr uint64_t kStep =
+      annotations::kGranularityBytes;  // Of the capacity `memory` of devices.
+  const uint64_t bytes = annotations::RoundUp(annotations::GpuBytes(pod.spec), kStep);
   const claims::ClaimWanted wanted = {
-      .memory = yaml::FormatBytes(plan.GpuBytes()),
-      .gpus = plan.spec.gpus,
+      .memory = yaml::FormatBytes(std::max(bytes, kStep)),
+      .gpus = pod.spec.gpus,
       // The loaders and the MPS daemon have a context too.
-      .containers = plan.done.containers.size() + plan.loaded.size() + (plan.mps ? 1 : 0),
-      .exclusive = plan.spec.exclusive,
-      .nvlink = plan.spec.nvlink,
+      .containers = pod.done.containers.size() + pod.loaded.size() + (pod.mps ? 1 : 0),
+      .exclusive = pod.spec.exclusive,
+      .nvlink = pod.spec.nvlink,
   };
   ClaimTemplate made;
   made.spec = {{"spec", claims::ClaimSpec(wanted)}};
@@ -42,21 +47,21 @@ ClaimTemplate TemplateFor(const Plan& plan) {
   return made;
 }
 
-Json PodClaim(const Plan& plan) {
-  if (!plan.spec.claim.empty()) {
-    return {{"name", kClaimName}, {"resourceClaimName", plan.spec.claim}};
+Json PodClaim(const Pod& pod) {
+  if (!pod.spec.claim.empty()) {
+    return {{"name", kClaimName}, {"resourceClaimName", pod.spec.claim}};
   }
-  return {{"name", kClaimName}, {"resourceClaimTemplateName", plan.template_name}};
+  return {{"name", kClaimName}, {"resourceClaimTemplateName", pod.claim_template->name}};
 }
 
-std::vector<Json> ClaimEntries(const Plan& plan, Asker asker) {
+std::vector<Json> ClaimEntries(const Pod& pod, Asker asker) {
   std::vector<Json> entries;
   if (asker == Asker::kMps) return {{{"name", kClaimName}, {"request", claims::kMps}}};
-  for (uint32_t gpu = 0; gpu < plan.spec.gpus; ++gpu) {
+  for (uint32_t gpu = 0; gpu < pod.spec.gpus; ++gpu) {
     entries.push_back(
         {{"name", kClaimName},
-         {"request", asker == Asker::kBroker ? claims::BrokerRequest(gpu, plan.spec.gpus)
-                                             : claims::AppRequest(gpu, plan.spec.gpus)}});
+         {"request", asker == Asker::kBroker ? claims::BrokerRequest(gpu, pod.spec.gpus)
+                                             : claims::AppRequest(gpu, pod.spec.gpus)}});
   }
   return entries;
 }

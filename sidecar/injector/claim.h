@@ -12,9 +12,10 @@
 
 #include "platform/base/status.h"
 #include "sidecar/injector/patch.h"
-#include "sidecar/injector/plan.h"
 
 namespace gpushm::injector {
+
+struct Pod;  // sidecar/injector/pod.h
 
 // The entry of the pod's resourceClaims. Nothing else in a pod may have this name.
 inline constexpr char kClaimName[] = "gpushm";
@@ -29,18 +30,18 @@ struct ClaimTemplate {
   Json Object() const;
 };
 
-// For a plan with Allocation::kDra. GPU memory is in bytes, not in units.
-ClaimTemplate TemplateFor(const Plan& plan);
+// For a pod with Allocation::kDra. GPU memory is in bytes, not in units.
+ClaimTemplate TemplateFor(const Pod& pod);
 
 // The pod's claim: the one that it shares, or one made from its template.
-Json PodClaim(const Plan& plan);
+Json PodClaim(const Pod& pod);
 
 // Who asks for the claim's devices: the broker gets the memory, the others only the GPUs.
 // kMps: the daemon for all pods that share a claim.
 enum class Asker { kBroker, kApplication, kMps };
 
 // The entries of a container's resources.claims, one for each GPU.
-std::vector<Json> ClaimEntries(const Plan& plan, Asker asker);
+std::vector<Json> ClaimEntries(const Pod& pod, Asker asker);
 
 // Makes a template, or finds that the namespace has it. Called before a pod that names it is
 // answered, so that Kubernetes can make the pod's claim at once.

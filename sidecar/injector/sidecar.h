@@ -1,32 +1,17 @@
-// The containers that the injector adds, and the places where it and the other containers meet.
+// The sidecar, what the containers that the injector adds have in common, and the places where they
+// and the other containers meet.
+//
+// Threads: pure functions; any thread.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "sidecar/injector/claim.h"
-#include "sidecar/injector/plan.h"
+#include "sidecar/injector/pod.h"
 
 namespace gpushm::injector {
-
-inline constexpr char kMemoryResource[] = "gpushm.io/memory";
-inline constexpr char kAttachResource[] = "gpushm.io/attach";
-inline constexpr char kExclusiveResource[] = "gpushm.io/exclusive";
-inline constexpr char kGpusResource[] = "gpushm.io/gpus";
-// Asks for GPUs with NVLink between each two of them.
-inline constexpr char kNvlinkResource[] = "gpushm.io/nvlink";
-
-// What a container says to get its part of the pod's GPUs.
-struct GpuRequest {
-  // Extended resources and their numbers. With several GPUs, the broker also requests one
-  // gpushm.io/gpus for each, from which the plugin learns how many they are.
-  std::vector<std::pair<std::string, uint64_t>> resources;
-  std::vector<Json> claims;  // Entries of resources.claims.
-};
-GpuRequest RequestOf(const Plan& plan, Asker asker);
 
 // The variable that makes CUDA number the GPUs of a pod that has several as gpushm does.
 inline constexpr char kDeviceOrderVariable[] = "CUDA_DEVICE_ORDER";
@@ -38,31 +23,26 @@ Json DeviceOrder();
 inline constexpr char kFolderVariable[] = "GPUSHM_DIR";
 std::vector<Json> ClaimVariables(const std::string& container);
 
-// The annotations in the form in which the broker reads them from its environment.
-std::string BuffersVariable(const PodView& pod);
-// Reads them back from a sidecar. Fails with kNotFound if the sidecar has none, and with
-// kInvalidArgument if they cannot be read.
-Result<annotations::PodSpec> ReadBuffersVariable(const Container& sidecar);
-
 // The container passes Pod Security "restricted". `uid` is empty if the platform assigns it.
-Json SidecarContainer(const PodView& pod, const Plan& plan, const Settings& settings,
-                      std::optional<int64_t> uid);
+Json SidecarContainer(const Pod& pod, std::optional<int64_t> uid);
 
-// The container that loads the file of a buffer. `uid`: as which the sidecar runs.
-Json LoaderContainer(const PodView& pod, const Plan& plan, const annotations::BufferSpec& buffer,
-                     const Settings& settings, std::optional<int64_t> uid);
+// What a container that the injector adds usually gets of its host.
+struct HostResources {
+  struct Amount {
+    uint64_t request;
+    uint64_t limit;
+  };
+  Amount cpu_millis;
+  Amount memory_bytes;
+};
 
-// The container with the MPS daemon, for a plan with `mps`. It passes Pod Security "restricted" if
-// the uid is known, and "baseline" otherwise.
-Json MpsContainer(const PodView& pod, const Plan& plan, const Settings& settings);
-// The init container of a pod that runs under its claim's daemon: it waits for the daemon, because
-// a process that starts before runs without MPS, and nobody tells it.
-Json MpsWaitContainer(const PodView& pod, const Plan& plan, const Settings& settings);
-// What the environment of a container must say to use it; empty without MPS.
-std::vector<std::pair<std::string, std::string>> MpsVariables(const Plan& plan,
-                                                              const std::string& container);
-// Clients see the folder read-only, which is enough to connect.
-Json MpsMount(bool writable);
+// A container with the sidecar's image that passes Pod Security "restricted". It lacks a command, a
+// user and mounts. `asked`: what the pod's annotations say of its resources.
+Json AddedContainer(const Pod& pod, const std::string& name, const GpuRequest& gpu,
+                    const annotations::ContainerResources& asked, const HostResources& usual);
+
+// Makes it run as the user of the sidecar, with the groups that it needs for the pod's files.
+void RunAs(const Pod& pod, std::optional<int64_t> uid, Json* container);
 
 // The library for programs that use CUDA IPC, and the file that makes the dynamic linker load it
 // into every program of the container.
@@ -72,5 +52,8 @@ std::vector<Json> CudaIpcMounts();
 Json SocketVolume();
 // Mounts a container's own subfolder, read-only, which is enough to connect.
 Json SocketMount(const std::string& container);
+
+// The volume's part for the folder of the pod's MPS daemon.
+inline constexpr char kMpsPart[] = ".mps";  // No container's name begins with a dot.
 
 }  // namespace gpushm::injector
