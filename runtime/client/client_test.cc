@@ -6,8 +6,8 @@
 #include <functional>
 #include <thread>
 
-#include "runtime/client/client_testing.h"
 #include "runtime/client/ipc_mapping.h"
+#include "runtime/client/testing/client_fixture.h"
 #include "runtime/include/gpushm/sync.h"
 
 namespace gpushm::client {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/client/client_testing.h"
+#include "runtime/client/testing/client_fixture.h"
 
 namespace gpushm::client {
 namespace {

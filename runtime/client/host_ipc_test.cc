@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "contract/registry/host_list.h"
-#include "runtime/client/client_testing.h"
+#include "runtime/client/testing/client_fixture.h"
 
 namespace gpushm::client {
 namespace {

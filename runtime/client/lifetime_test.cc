@@ -5,7 +5,7 @@
 #include <fstream>
 #include <string>
 
-#include "runtime/client/client_testing.h"
+#include "runtime/client/testing/client_fixture.h"
 
 // After the internal headers, which have a gpushm::Result of their own.
 #include "gpushm/gpushm.hpp"

@@ -15,8 +15,8 @@
 
 #include "contract/sync/page.h"
 #include "platform/driver/stream_waits.h"
-#include "runtime/client/client_testing.h"
 #include "runtime/client/ipc_mapping.h"
+#include "runtime/client/testing/client_fixture.h"
 
 // As if libgpushm-cudaipc.so were loaded into a test, but not into what it starts of this program.
 extern "C" pid_t gpushm_cudaipc_pid() {

@@ -6,7 +6,7 @@
 
 #include "platform/driver/stream_waits.h"
 #include "platform/transfer/pinned_pool.h"
-#include "runtime/client/borrowed_context.h"
+#include "runtime/client/files/borrowed_context.h"
 
 namespace gpushm::client {
 namespace {

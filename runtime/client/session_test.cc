@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "platform/base/testing.h"
-#include "runtime/client/c_api_support.h"
-#include "runtime/client/client_testing.h"
+#include "runtime/client/c_api/support.h"
+#include "runtime/client/testing/client_fixture.h"
 
 namespace gpushm::client {
 namespace {
