@@ -96,6 +96,11 @@ class RegistryReader {
   bool device_lost(uint32_t gpu_number) const {
     return gpu_number < limits::kPodGpus && (LostGpus() >> gpu_number & 1) != 0;
   }
+  // Whether the record's GPU is. A sync page needs any GPU, and so does a name without a record.
+  bool IsLost(const BufferRecord* record) const {
+    if (record == nullptr || (record->flags & kRecordPage) != 0) return all_devices_lost();
+    return device_lost(record->gpu_number);
+  }
   // Whether none of the pod's GPUs is healthy.
   bool all_devices_lost() const {
     const uint32_t gpus =

@@ -1,7 +1,8 @@
-// Newer content at the address of an attachment (Client's members; see client.h).
+// Newer content at the address of an attachment (attach.h).
 #include <utility>
 
 #include "contract/limits.h"
+#include "runtime/client/attach.h"
 #include "runtime/client/client.h"
 
 namespace gpushm::client {
@@ -25,14 +26,52 @@ Result<void> WaitForStreams(const CudaApi& api, std::span<const CUstream> stream
   return {};
 }
 
+// Puts the memory of `grant` in place of that of `attachment`.
+Result<void> Exchange(const SessionLock& lock, Attachment* attachment, const Grant& grant,
+                      const Deadline& deadline) {
+  Client* const client = attachment->facts().client;
+  Session& session = client->session();
+  Attachments& attachments = client->attachments();
+  const Lease lease{session.peer(lock).serial, grant.reply.lease_id};
+  if (grant.reply.blocks != 0) {
+    attachments.EndLease(lock, lease, deadline);
+    return Fail(Code::kUnsupported,
+                Concat("generation ", grant.record.generation,
+                       " was offered from within, or across, allocations"),
+                "attach the new generation, then detach this one");
+  }
+  if (grant.descriptors.size() != 1) {
+    session.Drop(lock);
+    return Fail(Code::kCorrupt,
+                Concat("the broker broke the protocol: lease ", grant.reply.lease_id, " came with ",
+                       grant.descriptors.size(), " descriptors"));
+  }
+  const Attachment::Facts& facts = attachment->facts();
+  const auto memory = DeviceMemory::Import(**client->driver().Api(), grant.descriptors[0].get());
+  Result<void> done;
+  if (!memory) done = std::unexpected(memory.error());
+  if (done) {
+    done = attachment->device_mapping()->Exchange(*memory, facts.device, facts.access);
+  }
+  if (!done) {
+    attachments.EndLease(lock, lease, deadline);
+    return done;
+  }
+  const Lease former = attachments.Advance(attachment, grant.record.generation, lease);
+  (void)attachment->Current();
+  attachments.EndLease(lock, former, deadline);
+  return {};
+}
+
 }  // namespace
 
 // A name can move on between the look-up and the request, as in Attach.
-Result<void> Client::Advance(Attachment* attachment, std::span<const CUstream> streams,
-                             uint64_t generation, const Wait& wait) {
+Result<void> Advance(Attachment* attachment, std::span<const CUstream> streams, uint64_t generation,
+                     const Wait& wait) {
   const Attachment::Facts& facts = attachment->facts();
-  DoChores(wait.answer);
-  session_.NoticeLoss(wait.answer);
+  Client* const client = facts.client;
+  client->attachments().DoChores(wait.answer);
+  client->session().NoticeLoss(wait.answer);
   if (attachment->unpublished()) {
     return Fail(Code::kInvalidArgument, "this attachment's generation is not published yet",
                 "publish it first: gpushm_attachment_publish");
@@ -44,25 +83,14 @@ Result<void> Client::Advance(Attachment* attachment, std::span<const CUstream> s
                 "exchanged",
                 "attach the new generation, then detach this one");
   }
-  const Result<const CudaApi*> api = Driver();
+  const Result<const CudaApi*> api = client->driver().Api();
   if (!api) return std::unexpected(api.error());
-  const Judge judge = [&](const registry::BufferRecord& record,
-                          const std::string& reason) -> Verdict {
-    if (record.generation < generation) {
-      return {Verdict::Kind::kNotYet,
-              Status(Code::kNotFound,
-                     Concat("its generation is ", record.generation, ", not yet ", generation))};
-    }
-    if (generation != 0 && record.generation > generation) {
-      return {Verdict::Kind::kFinal,
-              Status(Code::kStale,
-                     Concat("its generation is ", record.generation, ", not ", generation),
-                     "advance to the newest generation: set `generation` to 0")};
-    }
-    return HasContent(record, reason);
-  };
+  const Wanted wanted{
+      .generation = generation,
+      .min_generation = generation,
+      .other_generation = "advance to the newest generation: set `generation` to 0"};
   for (int attempt = 1;; ++attempt) {
-    const auto seen = Await(facts.name, judge, wait);
+    const auto seen = Await(client, facts.name, wanted, wait);
     if (!seen) return std::unexpected(seen.error());
     const registry::BufferRecord& record = seen->found.record;
     if (record.generation == facts.generation && !attachment->orphaned()) return {};
@@ -75,51 +103,13 @@ Result<void> Client::Advance(Attachment* attachment, std::span<const CUstream> s
                   "attach the new generation, then detach this one");
     }
     if (auto done = WaitForStreams(**api, streams, wait.condition); !done) return done;
-    const Result<SessionLock> lock = session_.Lock(wait.answer);
+    const Result<SessionLock> lock = client->session().Lock(wait.answer);
     if (!lock) return std::unexpected(lock.error());
-    const auto grant = RequestLease(*lock, record, facts.access, protocol::PeerWay::kNone, wait);
-    if (grant) return Exchange(*lock, attachment, *seen, *grant, wait.answer);
+    const auto grant = AskForLease(client, *lock, record, {.access = facts.access}, wait);
+    if (grant) return Exchange(*lock, attachment, *grant, wait.answer);
     const bool moved = grant.error().code() == Code::kStale && generation == 0;
     if (!moved || attempt == limits::kReadAttempts) return std::unexpected(grant.error());
   }
-}
-
-Result<void> Client::Exchange(const SessionLock& lock, Attachment* attachment, const Seen& seen,
-                              const Grant& grant, const Deadline& deadline) {
-  const Lease lease{session_.peer(lock).serial, grant.reply.lease_id};
-  if (grant.reply.blocks != 0) {
-    EndLease(lock, lease, deadline);
-    return Fail(Code::kUnsupported,
-                Concat("generation ", grant.record.generation,
-                       " was offered from within, or across, allocations"),
-                "attach the new generation, then detach this one");
-  }
-  if (grant.descriptors.size() != 1) {
-    session_.Drop(lock);
-    return Fail(Code::kCorrupt,
-                Concat("the broker broke the protocol: lease ", grant.reply.lease_id, " came with ",
-                       grant.descriptors.size(), " descriptors"));
-  }
-  const Attachment::Facts& facts = attachment->facts();
-  const auto memory = DeviceMemory::Import(**Driver(), grant.descriptors[0].get());
-  Result<void> done;
-  if (!memory) done = std::unexpected(memory.error());
-  if (done) {
-    done = attachment->device_mapping()->Exchange(*memory, facts.device, facts.access);
-  }
-  if (!done) {
-    EndLease(lock, lease, deadline);
-    return done;
-  }
-  const Lease former = attachment->lease();
-  {
-    const std::lock_guard table(table_mutex_);
-    attachment->Advance(grant.record.generation, session_.registry().Share(), lease);
-    current_.try_emplace(Key{facts.name, facts.access}, attachment);
-  }
-  attachment->NoteSeen(seen.reader, seen.found);
-  if (former.id != 0) EndLease(lock, former, deadline);
-  return {};
 }
 
 }  // namespace gpushm::client

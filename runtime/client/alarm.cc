@@ -37,7 +37,7 @@ Result<UniqueFd> Alarm::Hear(Client* client, const Lease& page, uint64_t connect
       return Duplicate(given_.descriptor.get());
     }
   }
-  auto got = client->AskForAlarm(page, deadline);
+  auto got = AskBroker(client, page, deadline);
   if (!got) return std::unexpected(got.error());
   const std::lock_guard lock(mutex_);
   given_ = std::move(*got);
@@ -52,49 +52,49 @@ void Alarm::Ring(Client* client, const Lease& page, uint64_t number) {
     if (asked_ns_ == 0 || now_ns - asked_ns_ >= pause_ns) {
       asked_number_ = number;
       asked_ns_ = now_ns;
-      auto got = client->AskForAlarm(page, Deadline::AfterMs(kAskMs));
+      auto got = AskBroker(client, page, Deadline::AfterMs(kAskMs));
       if (got) given_ = std::move(*got);
     }
   }
   RingAlarm(given_.descriptor.get());
 }
 
-// ---- Client's members; see client.h
-
-Result<Client::Connection> Client::Connect(const Deadline& deadline) {
-  const Result<SessionLock> lock = session_.Lock(deadline);
+Result<Alarm::Given> Alarm::AskBroker(Client* client, const Lease& page, const Deadline& deadline) {
+  Session& session = client->session();
+  const Result<SessionLock> lock = session.Lock(deadline);
   if (!lock) return std::unexpected(lock.error());
-  session_.StillConnected(*lock);
-  if (auto done = session_.EnsureConnected(*lock, /*wait=*/false, deadline); !done) {
-    return std::unexpected(done.error());
-  }
-  auto socket = Duplicate(session_.socket(*lock));
-  if (!socket) return std::unexpected(socket.error());
-  return Connection{.socket = std::move(*socket), .number = session_.connections()};
-}
-
-Result<Alarm::Given> Client::AskForAlarm(const Lease& page, const Deadline& deadline) {
-  const Result<SessionLock> lock = session_.Lock(deadline);
-  if (!lock) return std::unexpected(lock.error());
-  if (auto done = session_.EnsureConnected(*lock, /*wait=*/false, deadline); !done) {
+  if (auto done = session.EnsureConnected(*lock, /*wait=*/false, deadline); !done) {
     return std::unexpected(done.error());
   }
   std::vector<UniqueFd> received;
-  const auto reply = session_.Ask<protocol::AlarmReply>(*lock, Kind::kAlarm,
-                                                        protocol::AlarmRequest{page.id}, deadline,
-                                                        {.loss = Call::Loss::kRepeatable,
-                                                         .serial = page.serial,
-                                                         .received = &received,
-                                                         .grants_lease = false});
+  const auto reply = session.Ask<protocol::AlarmReply>(*lock, Kind::kAlarm,
+                                                       protocol::AlarmRequest{page.id}, deadline,
+                                                       {.loss = Call::Loss::kRepeatable,
+                                                        .serial = page.serial,
+                                                        .received = &received,
+                                                        .grants_lease = false});
   if (!reply) return std::unexpected(reply.error());
   if (received.size() != 1) {
-    session_.Drop(*lock);
+    session.Drop(*lock);
     return Fail(Code::kCorrupt, Concat("the broker broke the protocol: an alarm came with ",
                                        received.size(), " descriptors"));
   }
-  return Alarm::Given{.descriptor = std::move(received[0]),
-                      .number = reply->number,
-                      .connection = session_.connections()};
+  return Given{.descriptor = std::move(received[0]),
+               .number = reply->number,
+               .connection = session.connections()};
+}
+
+Result<Connection> Connect(Client* client, const Deadline& deadline) {
+  Session& session = client->session();
+  const Result<SessionLock> lock = session.Lock(deadline);
+  if (!lock) return std::unexpected(lock.error());
+  session.StillConnected(*lock);
+  if (auto done = session.EnsureConnected(*lock, /*wait=*/false, deadline); !done) {
+    return std::unexpected(done.error());
+  }
+  auto socket = Duplicate(session.socket(*lock));
+  if (!socket) return std::unexpected(socket.error());
+  return Connection{.socket = std::move(*socket), .number = session.connections()};
 }
 
 }  // namespace gpushm::client

@@ -28,18 +28,26 @@ class Alarm {
   void Ring(Client* client, const Lease& page, uint64_t number);
 
  private:
-  friend Client;
   // As the broker gave it.
   struct Given {
     UniqueFd descriptor;
     uint64_t number = 0;
     uint64_t connection = 0;
   };
+  // kNotFound: the lease has ended.
+  static Result<Given> AskBroker(Client* client, const Lease& page, const Deadline& deadline);
 
   std::mutex mutex_;
   Given given_;                // Under mutex_.
   uint64_t asked_number_ = 0;  // Under mutex_: the last one for which Ring asked the broker,
   int64_t asked_ns_ = 0;       // and when.
 };
+
+struct Connection {
+  UniqueFd socket;  // A copy, which hangs up when the connection ends.
+  uint64_t number = 0;
+};
+// Connects if the broker has gone, with one attempt.
+Result<Connection> Connect(Client* client, const Deadline& deadline);
 
 }  // namespace gpushm::client

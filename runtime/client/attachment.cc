@@ -52,6 +52,7 @@ std::optional<Code> Attachment::CurrentSlow() const {
     if (unpublished()) return std::nullopt;
     return Code::kStale;
   }
+  NoteContent(registry::ContentBytes(found->record));
   See(reader, found->ref.slot, found->ref.version, IsUsable(found->record.state));
   return orphaned() ? std::optional(Code::kOrphaned) : std::nullopt;
 }
@@ -59,12 +60,6 @@ std::optional<Code> Attachment::CurrentSlow() const {
 bool Attachment::IsUnchangedAndReady() const {
   const Sighting& seen = Latest();
   return seen.Shows(seen.ready_version.load(std::memory_order_relaxed)) && !orphaned();
-}
-
-void Attachment::NoteSeen(const RegistryHandle::Reader& reader, const registry::Found& found) {
-  if (found.record.generation != facts_.generation || LatestReader() != reader) return;
-  NoteContent(registry::ContentBytes(found.record));
-  See(reader, found.ref.slot, found.ref.version, IsUsable(found.record.state));
 }
 
 uint64_t Attachment::ContentBytes() const {

@@ -102,9 +102,6 @@ class Attachment {
   // Whether its GPU is unhealthy; of a page: all of the pod's are.
   bool device_lost() const;
 
-  // Records what a look-up in `reader` found about this generation.
-  void NoteSeen(const RegistryHandle::Reader& reader, const registry::Found& found);
-
   // Another broker or another connection has taken over the lease.
   void Adopt(RegistryHandle::Reader reader, Lease lease);
   void Orphan();

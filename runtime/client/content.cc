@@ -1,12 +1,13 @@
-// The content of attached generations: how many bytes it has, and who fills it (Client's members;
-// see client.h).
+#include "runtime/client/content.h"
+
 #include "runtime/client/client.h"
+#include "runtime/client/names.h"
 
 namespace gpushm::client {
 
 using protocol::Kind;
 
-Result<void> Client::SetContent(Attachment* attachment, uint64_t content_bytes, const Wait& wait) {
+Result<void> SetContent(Attachment* attachment, uint64_t content_bytes, const Wait& wait) {
   const uint64_t size_bytes = attachment->facts().size_bytes;
   if (content_bytes > size_bytes) {
     return Fail(
@@ -19,13 +20,15 @@ Result<void> Client::SetContent(Attachment* attachment, uint64_t content_bytes, 
   return {};
 }
 
-Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded_bytes,
-                                   bool complete, const Wait& wait, const Digest& digest) {
-  const Result<SessionLock> lock = session_.Lock(wait.answer);
+Result<void> ReportContent(const Attachment& attachment, uint64_t loaded_bytes, bool complete,
+                           const Wait& wait, const Digest& digest) {
+  Session& session = attachment.facts().client->session();
+  const Result<SessionLock> lock = session.Lock(wait.answer);
   if (!lock) return std::unexpected(lock.error());
-  if (attachment.orphaned())
+  if (attachment.orphaned()) {
     return Fail(Code::kOrphaned, "the broker restarted and does not have this buffer",
                 "load the file again");
+  }
   const Lease lease = attachment.lease();
   const protocol::ContentRequest request{.lease_id = lease.id,
                                          .loaded_bytes = loaded_bytes,
@@ -33,8 +36,8 @@ Result<void> Client::ReportContent(const Attachment& attachment, uint64_t loaded
                                          .reserved = 0,
                                          .digest = digest};
   const auto reply =
-      session_.Ask<protocol::EmptyReply>(*lock, Kind::kContent, request, wait.answer,
-                                         {.loss = Call::Loss::kRepeatable, .serial = lease.serial});
+      session.Ask<protocol::EmptyReply>(*lock, Kind::kContent, request, wait.answer,
+                                        {.loss = Call::Loss::kRepeatable, .serial = lease.serial});
   if (!reply) return std::unexpected(reply.error());
   return {};
 }
@@ -50,14 +53,14 @@ bool Waits(Code code) {
 
 }  // namespace
 
-void Client::StateReason(std::string_view name, const Status& why) {
-  const auto found = Lookup(name);
+void StateReason(Client* client, std::string_view name, const Status& why) {
+  const auto found = Lookup(*client, name);
   if (!found || (found->record.state != registry::BufferState::kLoading &&
                  found->record.state != registry::BufferState::kFailed)) {
     return;
   }
   const Deadline deadline = Deadline::AfterMs(kAnswerMs);
-  const Result<SessionLock> lock = session_.Lock(deadline);
+  const Result<SessionLock> lock = client->session().Lock(deadline);
   if (!lock) return;
   const protocol::ReasonRequest request{
       .name = protocol::ToNameField(name),
@@ -65,21 +68,38 @@ void Client::StateReason(std::string_view name, const Status& why) {
       .failed = Waits(why.code()) ? 0u : 1u,
       .text = protocol::ToLineField(
           Concat(why.what(), why.remedy().empty() ? "" : "; ", why.remedy()))};
-  (void)session_.Ask<protocol::EmptyReply>(*lock, Kind::kReason, request, deadline,
-                                           {.loss = Call::Loss::kRepeatable});
+  (void)client->session().Ask<protocol::EmptyReply>(*lock, Kind::kReason, request, deadline,
+                                                    {.loss = Call::Loss::kRepeatable});
 }
 
-void Client::GiveContentUp(Attachment* attachment, bool detaches) {
+void GiveContentUp(Attachment* attachment, bool detaches) {
   // The end of the lease tells the broker that nobody completes the content. A detach ends it,
   // unless this process holds the buffer elsewhere, too. Then the lease is ended and renewed here.
-  if (detaches && CountOf(*attachment) == 1) return;
-  const Deadline deadline = Deadline::AfterMs(kAnswerMs);
-  const Result<SessionLock> lock = session_.Lock(deadline);
-  if (!lock || !session_.connected(*lock) || attachment->orphaned()) return;
-  const Lease lease = attachment->lease();
-  if (lease.serial != session_.peer(*lock).serial) return;
-  EndLease(*lock, lease, deadline);
-  Renew(*lock, attachment, /*same_broker=*/true, deadline);
+  Attachments& attachments = attachment->facts().client->attachments();
+  if (detaches && attachments.CountOf(*attachment) == 1) return;
+  attachments.Renew(attachment, Deadline::AfterMs(kAnswerMs));
+}
+
+Result<void> CheckWhole(const Attachment& attachment) {
+  const Attachment::Facts& facts = attachment.facts();
+  if (attachment.fill() == Attachment::Fill::kRunning) {
+    return Fail(Code::kBusy, "a load into this attachment is running",
+                "wait until it has returned");
+  }
+  const auto found = Lookup(*facts.client, facts.name);
+  const bool shown = found && found->record.generation == facts.generation;
+  if (shown && found->record.state == registry::BufferState::kLoading) {
+    return Fail(Code::kLoading,
+                Concat(found->record.loaded_bytes, " of ", facts.size_bytes, " bytes are loaded"),
+                "wait for it: gpushm_wait");
+  }
+  if (attachment.fill() == Attachment::Fill::kFailed ||
+      (shown && found->record.state == registry::BufferState::kFailed)) {
+    return Fail(Code::kSystem,
+                Concat("the last load into generation ", facts.generation, " failed"),
+                "load it again");
+  }
+  return {};
 }
 
 }  // namespace gpushm::client

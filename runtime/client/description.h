@@ -6,12 +6,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "platform/base/sealed_memory.h"
+#include "platform/base/status.h"
+#include "runtime/client/attachment.h"
 #include "runtime/client/handles.h"
+#include "runtime/client/wait.h"
 
 namespace gpushm::client {
 
@@ -34,5 +39,16 @@ class Description {
   const Mapping mapping_;
   const Handle handle_{HandleKind::kDescription, this};
 };
+
+Result<void> SetDescription(const Attachment& attachment, std::span<const std::byte> bytes,
+                            const Wait& wait);
+// The same for sealed memory that has these bytes.
+Result<void> SendDescription(const Attachment& attachment, const UniqueFd& memory,
+                             uint64_t size_bytes, const Wait& wait);
+// `generation` 0: the current one, which is waited for. Otherwise exactly that one. `required`:
+// also waits until it has a description.
+Result<std::unique_ptr<Description>> Describe(Client* client, std::string_view name,
+                                              uint64_t generation, const Wait& wait,
+                                              bool required = false);
 
 }  // namespace gpushm::client

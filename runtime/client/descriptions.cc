@@ -1,14 +1,16 @@
-// Describing what the bytes of a buffer are, and reading it (Client's members; see client.h).
+// Describing what the bytes of a buffer are, and reading it.
 #include "contract/limits.h"
 #include "platform/base/sealed_memory.h"
 #include "runtime/client/client.h"
+#include "runtime/client/description.h"
+#include "runtime/client/names.h"
 
 namespace gpushm::client {
 
 using protocol::Kind;
 
-Result<void> Client::SetDescription(const Attachment& attachment, std::span<const std::byte> bytes,
-                                    const Wait& wait) {
+Result<void> SetDescription(const Attachment& attachment, std::span<const std::byte> bytes,
+                            const Wait& wait) {
   if (bytes.empty() || bytes.size() > limits::kDescriptionBytes) {
     return Fail(Code::kInvalidArgument,
                 Concat("size_bytes: a description has 1 to ", limits::kDescriptionBytes,
@@ -20,11 +22,11 @@ Result<void> Client::SetDescription(const Attachment& attachment, std::span<cons
   return SendDescription(attachment, *memory, bytes.size(), wait);
 }
 
-Result<void> Client::SendDescription(const Attachment& attachment, const UniqueFd& memory,
-                                     uint64_t size_bytes, const Wait& wait) {
-  const Result<SessionLock> lock = session_.Lock(wait.answer);
+Result<void> SendDescription(const Attachment& attachment, const UniqueFd& memory,
+                             uint64_t size_bytes, const Wait& wait) {
+  Session& session = attachment.facts().client->session();
+  const Result<SessionLock> lock = session.LockConnected(wait);
   if (!lock) return std::unexpected(lock.error());
-  if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) return done;
   if (attachment.orphaned()) {
     return Fail(Code::kOrphaned, "the broker restarted and does not have this buffer",
                 "create the buffer again");
@@ -33,46 +35,32 @@ Result<void> Client::SendDescription(const Attachment& attachment, const UniqueF
   const protocol::DescribeRequest request{.lease_id = lease.id, .size_bytes = size_bytes};
   const std::array descriptors{memory.get()};
   const auto reply =
-      session_.Ask<protocol::EmptyReply>(*lock, Kind::kDescribe, request, wait.answer,
-                                         {.serial = lease.serial, .descriptors = descriptors});
+      session.Ask<protocol::EmptyReply>(*lock, Kind::kDescribe, request, wait.answer,
+                                        {.serial = lease.serial, .descriptors = descriptors});
   if (!reply) return std::unexpected(reply.error());
   return {};
 }
 
-Result<std::unique_ptr<Description>> Client::Describe(std::string_view name, uint64_t generation,
-                                                      const Wait& wait, bool required) {
+Result<std::unique_ptr<Description>> Describe(Client* client, std::string_view name,
+                                              uint64_t generation, const Wait& wait,
+                                              bool required) {
   if (auto valid = protocol::CheckName(name, "name"); !valid) {
     return std::unexpected(valid.error());
   }
-  DoChores(wait.answer);
-  const Judge judge = [&](const registry::BufferRecord& record,
-                          const std::string& reason) -> Verdict {
-    if (generation != 0 && record.generation != generation) return {};  // The broker knows.
-    const bool has_any =
-        record.description_bytes != 0 || record.state == registry::BufferState::kFailed;
-    if (record.state == registry::BufferState::kLoading || !required || has_any) {
-      return HasContent(record, reason);
-    }
-    return {
-        Verdict::Kind::kNotYet,
-        Status(Code::kNotFound,
-               Concat("generation ", record.generation, " of \"", name, "\" has no description"),
-               "load a safetensors file into it: gpushmctl load model.safetensors NAME")};
-  };
-  // An exact generation may be an older one, also of a name that is gone.
-  const auto found = Lookup(name);
+  client->attachments().DoChores(wait.answer);
+  // An exact generation may be an older one, also of a name that is gone: the broker knows.
+  const auto found = Lookup(*client, name);
   if (generation == 0 || (found && found->record.generation == generation)) {
-    if (const auto seen = Await(name, judge, wait); !seen) return std::unexpected(seen.error());
+    const auto seen = Await(client, name, {.generation = generation, .described = required}, wait);
+    if (!seen && seen.error().code() != Code::kStale) return std::unexpected(seen.error());
   }
-  const Result<SessionLock> lock = session_.Lock(wait.answer);
+  Session& session = client->session();
+  const Result<SessionLock> lock = session.LockConnected(wait);
   if (!lock) return std::unexpected(lock.error());
-  if (auto done = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
-    return std::unexpected(done.error());
-  }
   const protocol::DescriptionRequest request{.name = protocol::ToNameField(name),
                                              .generation = generation};
   std::vector<UniqueFd> received;
-  const auto reply = session_.Ask<protocol::DescriptionReply>(
+  const auto reply = session.Ask<protocol::DescriptionReply>(
       *lock, Kind::kDescription, request, wait.answer,
       {.loss = Call::Loss::kRepeatable, .received = &received});
   if (!reply) return std::unexpected(reply.error());
@@ -92,7 +80,7 @@ Result<std::unique_ptr<Description>> Client::Describe(std::string_view name, uin
     }
   }
   if (!valid) {
-    session_.Drop(*lock);
+    session.Drop(*lock);
     return std::unexpected(valid.error());
   }
   return std::make_unique<Description>(std::string(name), reply->generation, std::move(mapping));

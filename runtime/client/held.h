@@ -23,7 +23,7 @@ class Held {
   Attachment* Release() { return std::exchange(attachment_, nullptr); }
   Result<void> Detach() {
     if (attachment_ == nullptr) return {};
-    return client_->Detach(Release(), {}, /*defer=*/false);
+    return client_->attachments().Detach(Release(), {}, /*defer=*/false);
   }
 
  private:

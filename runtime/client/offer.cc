@@ -1,4 +1,5 @@
-// Offering memory that the application already has.
+#include "runtime/client/offer.h"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -8,12 +9,29 @@
 #include "platform/driver/stream_waits.h"
 #include "runtime/client/client.h"
 #include "runtime/client/ipc_mapping.h"
+#include "runtime/client/names.h"
 
 namespace gpushm::client {
 
 using protocol::Kind;
 
 namespace {
+
+// What the driver reports about an address.
+struct OfferedAllocation {
+  CUdeviceptr base = 0;
+  uint64_t size_bytes = 0;
+  CUdevice device = 0;
+  bool is_vmm = false;
+  bool allows_descriptor = false;  // For VMM memory.
+  bool allows_cuipc = false;       // For cuMemAlloc memory.
+};
+
+// An allocation in which offered memory lies.
+struct OfferedBlock {
+  UniqueFd descriptor;
+  uint64_t mapped_bytes = 0;
+};
 
 template <typename T>
 bool Ask(const CudaApi& api, CUpointer_attribute attribute, CUdeviceptr address, T* value) {
@@ -161,11 +179,9 @@ Result<void> AwaitContexts(const CudaApi& api, CUdeviceptr address) {
   return done;
 }
 
-}  // namespace
-
 // A descriptor of each. kUnsupported: one of them cannot be shared in this way.
-Result<std::vector<Client::OfferedBlock>> Client::ExportAll(
-    const CudaApi& api, std::span<const OfferedAllocation> allocations) {
+Result<std::vector<OfferedBlock>> ExportAll(const CudaApi& api,
+                                            std::span<const OfferedAllocation> allocations) {
   constexpr char kRemedy[] =
       "offer smaller ranges, allocate it with gpushm_create, or set allow_copy";
   if (allocations.size() > limits::kBlocks) {
@@ -204,13 +220,135 @@ Result<std::vector<Client::OfferedBlock>> Client::ExportAll(
   return blocks;
 }
 
-Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, uint64_t size_bytes,
-                                   const OfferOptions& options, const Wait& wait) {
+// Among the pod's GPUs; 0 if it is none of them.
+Result<uint32_t> NumberOf(Client* client, const GpuUuid& gpu, const Wait& wait) {
+  Session& session = client->session();
+  const Result<SessionLock> lock = session.LockConnected(wait);
+  if (!lock) return std::unexpected(lock.error());
+  if (session.peer(*lock).gpu_uuid == gpu.bytes) return 0;
+  const auto gpus = AskForGpus(&session, *lock, wait);
+  if (!gpus) return std::unexpected(gpus.error());
+  const auto found = std::ranges::find(*gpus, gpu.bytes, &protocol::GpuEntry::gpu_uuid);
+  return found == gpus->end() ? 0 : static_cast<uint32_t>(found - gpus->begin());
+}
+
+// Returns the serial of the connection that has them. The broker forgets them with the connection,
+// so the offer must go over the same one.
+Result<uint64_t> StageBlocks(Session* session, const SessionLock& lock,
+                             std::span<const OfferedBlock> blocks, const Wait& wait) {
+  uint64_t serial = 0;
+  for (uint32_t i = 0; i < blocks.size(); ++i) {
+    const int raw = blocks[i].descriptor.get();
+    const protocol::StageBlockRequest request{
+        .mapped_bytes = blocks[i].mapped_bytes, .index = i, .reserved = 0};
+    if (auto ready = session->EnsureConnected(lock, !wait.dont_wait, wait.answer); !ready) {
+      return std::unexpected(ready.error());
+    }
+    if (i == 0) serial = session->peer(lock).serial;
+    const auto staged =
+        session->Ask<protocol::EmptyReply>(lock, Kind::kStageBlock, request, wait.answer,
+                                           {.serial = serial, .descriptors = {&raw, 1}});
+    if (!staged) return std::unexpected(staged.error());
+  }
+  return serial;
+}
+
+// `blocks`: none for cuIpc, one for vmm. Returns the generation.
+Result<uint64_t> SendOffer(Client* client, const protocol::OfferRequest& request,
+                           std::span<const OfferedBlock> blocks, const Wait& wait) {
+  Session& session = client->session();
+  const Result<SessionLock> lock = session.Lock(wait.answer);
+  if (!lock) return std::unexpected(lock.error());
+  Call call;
+  int raw = -1;
+  if (request.transport == static_cast<uint32_t>(protocol::Transport::kVmm)) {
+    raw = blocks.front().descriptor.get();
+    call.descriptors = {&raw, 1};
+  }
+  if (request.transport == static_cast<uint32_t>(protocol::Transport::kBlocks)) {
+    const Result<uint64_t> serial = StageBlocks(&session, *lock, blocks, wait);
+    if (!serial) return std::unexpected(serial.error());
+    call.serial = *serial;
+  }
+  const auto reply =
+      session.Ask<protocol::OfferReply>(*lock, Kind::kOffer, request, wait.answer, call);
+  if (!reply) return std::unexpected(reply.error());
+  client->counters().Add(protocol::Counter::kOffers);
+  client->offers().Keep(reply->generation, session.peer(*lock).serial);
+  return reply->generation;
+}
+
+// `gpu`: where the memory is. The copy is there, too, if it is one of the pod's.
+Result<OfferOutcome> OfferCopy(Client* client, std::string_view name, CUdeviceptr address,
+                               uint64_t size_bytes, const OfferOptions& options, const GpuUuid& gpu,
+                               const Wait& wait) {
+  const CudaApi& api = **client->driver().Api();
+  CUcontext context = nullptr;
+  if (api.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr) {
+    return Fail(Code::kUnsupported, "a copy needs a current CUDA context",
+                "make the context current in which the memory was allocated");
+  }
+  if (options.stream == nullptr) {
+    if (auto done = AwaitContexts(api, address); !done) return std::unexpected(done.error());
+  }
+  const Result<uint32_t> number = NumberOf(client, gpu, wait);
+  if (!number) return std::unexpected(number.error());
+  MakeOptions making = options.make;
+  making.unpublished = true;
+  making.gpu = *number;
+  const Result<Attachment*> made =
+      Make(client, Kind::kCreate, name, size_bytes, making, /*attach=*/true, wait);
+  if (!made) return std::unexpected(made.error());
+  const Result<Stream> stream = MakeRunningStream(api);
+  const auto copy = [&]() -> Result<OfferOutcome> {
+    if (!stream) return std::unexpected(stream.error());
+    const int64_t start_ns = MonotonicNs();
+    if (auto done = api.Check(
+            api.cuMemcpyDtoDAsync((*made)->facts().address, address, size_bytes, stream->get()),
+            "cuMemcpyDtoDAsync");
+        !done) {
+      return std::unexpected(done.error());
+    }
+    const Result<StreamFence> fence = StreamFence::Record(api, stream->get());
+    if (!fence) return std::unexpected(fence.error());
+    // Without a wait, the copy has one second, as a request to the broker has.
+    const Deadline& deadline = wait.dont_wait ? wait.answer : wait.condition;
+    if (auto done = AwaitFence(*fence, deadline, wait.dont_wait, "the copy"); !done) {
+      return std::unexpected(done.error());
+    }
+    const int64_t copy_ns = MonotonicNs() - start_ns;
+    if (auto done = Publish(*made, wait); !done) return std::unexpected(done.error());
+    const uint64_t generation = (*made)->facts().generation;
+    client->offers().Keep(generation, (*made)->lease().serial);
+    return OfferOutcome{.transport = protocol::Transport::kVmm,
+                        .copied = true,
+                        .copied_bytes = size_bytes,
+                        .copy_ns = copy_ns,
+                        .generation = generation,
+                        .mapped_bytes = (*made)->facts().mapped_bytes};
+  };
+  Result<OfferOutcome> outcome = copy();
+  Attachments& attachments = client->attachments();
+  // If something failed, the buffer is still unpublished, and its end drops it. The memory must
+  // stay until the copy has ended.
+  const CUstream copies = stream ? stream->get() : nullptr;
+  const bool may_copy = !outcome && stream;
+  if (!may_copy || !attachments.Detach(*made, {&copies, 1}, /*defer=*/true)) {
+    (void)attachments.Detach(*made, {}, /*defer=*/false);
+  }
+  if (outcome) client->counters().Add(protocol::Counter::kOffers);
+  return outcome;
+}
+
+}  // namespace
+
+Result<OfferOutcome> Offer(Client* client, std::string_view name, CUdeviceptr address,
+                           uint64_t size_bytes, const OfferOptions& options, const Wait& wait) {
   if (auto valid = protocol::CheckName(name, "name"); !valid) {
     return std::unexpected(valid.error());
   }
-  DoChores(wait.answer);
-  const Result<const CudaApi*> loaded = Driver();
+  client->attachments().DoChores(wait.answer);
+  const Result<const CudaApi*> loaded = client->driver().Api();
   if (!loaded) return std::unexpected(loaded.error());
   const CudaApi& api = **loaded;
   if (auto ready = api.Init(); !ready) return std::unexpected(ready.error());
@@ -234,7 +372,7 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
   for (const OfferedAllocation& allocation : *allocations)
     request.mapped_bytes += allocation.size_bytes;
   const auto as_it_is = [&](std::span<const OfferedBlock> blocks) -> Result<OfferOutcome> {
-    const auto sent = SendOffer(request, blocks, wait);
+    const auto sent = SendOffer(client, request, blocks, wait);
     if (!sent) return std::unexpected(sent.error());
     return OfferOutcome{
         .transport = blocks.empty() ? protocol::Transport::kCuIpc : protocol::Transport::kVmm,
@@ -263,172 +401,43 @@ Result<OfferOutcome> Client::Offer(std::string_view name, CUdeviceptr address, u
     }
   }
   if (!options.allow_copy) return std::unexpected(reason);
-  return OfferCopy(name, address, size_bytes, options, *gpu, wait);
-}
-
-Result<uint32_t> Client::NumberOf(const GpuUuid& gpu, const Wait& wait) {
-  const Result<SessionLock> lock = session_.Lock(wait.answer);
-  if (!lock) return std::unexpected(lock.error());
-  if (auto ready = session_.EnsureConnected(*lock, !wait.dont_wait, wait.answer); !ready) {
-    return std::unexpected(ready.error());
-  }
-  if (session_.peer(*lock).gpu_uuid == gpu.bytes) return 0;
-  const auto gpus = AskForGpus(*lock, wait);
-  if (!gpus) return std::unexpected(gpus.error());
-  const auto found = std::ranges::find(*gpus, gpu.bytes, &protocol::GpuEntry::gpu_uuid);
-  return found == gpus->end() ? 0 : static_cast<uint32_t>(found - gpus->begin());
-}
-
-Result<uint64_t> Client::SendOffer(const protocol::OfferRequest& request,
-                                   std::span<const OfferedBlock> blocks, const Wait& wait) {
-  const Result<SessionLock> lock = session_.Lock(wait.answer);
-  if (!lock) return std::unexpected(lock.error());
-  Call call;
-  int raw = -1;
-  if (request.transport == static_cast<uint32_t>(protocol::Transport::kVmm)) {
-    raw = blocks.front().descriptor.get();
-    call.descriptors = {&raw, 1};
-  }
-  if (request.transport == static_cast<uint32_t>(protocol::Transport::kBlocks)) {
-    const Result<uint64_t> serial = StageBlocks(*lock, blocks, wait);
-    if (!serial) return std::unexpected(serial.error());
-    call.serial = *serial;
-  }
-  const auto reply =
-      session_.Ask<protocol::OfferReply>(*lock, Kind::kOffer, request, wait.answer, call);
-  if (!reply) return std::unexpected(reply.error());
-  counters_.Add(protocol::Counter::kOffers);
-  const std::lock_guard table(table_mutex_);
-  offers_.emplace(reply->generation, session_.peer(*lock).serial);
-  return reply->generation;
-}
-
-// The broker forgets them with the connection, so the offer must go over the same one.
-Result<uint64_t> Client::StageBlocks(const SessionLock& lock, std::span<const OfferedBlock> blocks,
-                                     const Wait& wait) {
-  uint64_t serial = 0;
-  for (uint32_t i = 0; i < blocks.size(); ++i) {
-    const int raw = blocks[i].descriptor.get();
-    const protocol::StageBlockRequest request{
-        .mapped_bytes = blocks[i].mapped_bytes, .index = i, .reserved = 0};
-    if (auto ready = session_.EnsureConnected(lock, !wait.dont_wait, wait.answer); !ready) {
-      return std::unexpected(ready.error());
-    }
-    if (i == 0) serial = session_.peer(lock).serial;
-    const auto staged =
-        session_.Ask<protocol::EmptyReply>(lock, Kind::kStageBlock, request, wait.answer,
-                                           {.serial = serial, .descriptors = {&raw, 1}});
-    if (!staged) return std::unexpected(staged.error());
-  }
-  return serial;
+  return OfferCopy(client, name, address, size_bytes, options, *gpu, wait);
 }
 
 // A broker that restarted without its state knows nobody, though processes have the memory mapped.
 // One that got its state back still has the generation, whose number no other one has.
-Result<OfferUse> Client::UseOfOffer(std::string_view name, uint64_t generation, const Wait& wait) {
-  const auto offered = [&]() -> uint64_t* {
-    const auto found = offers_.find(generation);
-    return found == offers_.end() ? nullptr : &found->second;
-  };
-  uint64_t serial = 0;
-  {
-    const std::lock_guard table(table_mutex_);
-    if (offered() == nullptr) {
-      return Fail(
-          Code::kNotFound,
-          Concat("this client has not offered generation ", generation, " of \"", name, "\""),
-          "pass the generation of gpushm_offer_result, to the client that offered it");
-    }
-    serial = *offered();
+Result<OfferUse> UseOfOffer(Client* client, std::string_view name, uint64_t generation,
+                            const Wait& wait) {
+  const std::optional<uint64_t> offered = client->offers().SerialOf(generation);
+  if (!offered) {
+    return Fail(Code::kNotFound,
+                Concat("this client has not offered generation ", generation, " of \"", name, "\""),
+                "pass the generation of gpushm_offer_result, to the client that offered it");
   }
+  uint64_t serial = *offered;
   OfferUse use;
   uint64_t before = 0;  // All that `use` says must come from one broker.
   for (int attempt = 0; before != serial && attempt < limits::kReadAttempts; ++attempt) {
     before = serial;
     // In this order: nobody can attach what the name does not refer to any more.
-    const auto found = Lookup(name);
+    const auto found = Lookup(*client, name);
     if (!found && found.error().code() != Code::kNotFound) return std::unexpected(found.error());
-    const auto holders = Holders(name, wait);
+    const auto holders = Holders(client, name, wait);
     if (!holders) return std::unexpected(holders.error());
     use = {.published = found && found->record.generation == generation};
     for (const auto& holder : *holders) use.users += holder.generation == generation ? 1 : 0;
-    const Result<SessionLock> lock = session_.Lock(wait.answer);
+    const Result<SessionLock> lock = client->session().Lock(wait.answer);
     if (!lock) return std::unexpected(lock.error());
-    serial = session_.peer(*lock).serial;
+    serial = client->session().peer(*lock).serial;
   }
-  const std::lock_guard table(table_mutex_);
-  uint64_t* const known = offered();
   const bool restored = before == serial && (use.published || use.users > 0);
-  if (known == nullptr || (*known != serial && !restored)) {
+  if (*offered != serial && !restored) {
     return Fail(Code::kOrphaned,
                 "the broker restarted without this buffer, so nobody knows who has it mapped",
                 "use the memory again when the processes that attached it have ended");
   }
-  *known = serial;
+  client->offers().Keep(generation, serial);
   return use;
-}
-
-Result<OfferOutcome> Client::OfferCopy(std::string_view name, CUdeviceptr address,
-                                       uint64_t size_bytes, const OfferOptions& options,
-                                       const GpuUuid& gpu, const Wait& wait) {
-  const CudaApi& api = **Driver();
-  CUcontext context = nullptr;
-  if (api.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr) {
-    return Fail(Code::kUnsupported, "a copy needs a current CUDA context",
-                "make the context current in which the memory was allocated");
-  }
-  if (options.stream == nullptr) {
-    if (auto done = AwaitContexts(api, address); !done) return std::unexpected(done.error());
-  }
-  const Result<uint32_t> number = NumberOf(gpu, wait);
-  if (!number) return std::unexpected(number.error());
-  MakeOptions making = options.make;
-  making.unpublished = true;
-  making.gpu = *number;
-  const Result<Attachment*> made =
-      Make(Kind::kCreate, name, size_bytes, making, /*attach=*/true, wait);
-  if (!made) return std::unexpected(made.error());
-  const Result<Stream> stream = MakeRunningStream(api);
-  const auto copy = [&]() -> Result<OfferOutcome> {
-    if (!stream) return std::unexpected(stream.error());
-    const int64_t start_ns = MonotonicNs();
-    if (auto done = api.Check(
-            api.cuMemcpyDtoDAsync((*made)->facts().address, address, size_bytes, stream->get()),
-            "cuMemcpyDtoDAsync");
-        !done) {
-      return std::unexpected(done.error());
-    }
-    const Result<StreamFence> fence = StreamFence::Record(api, stream->get());
-    if (!fence) return std::unexpected(fence.error());
-    // Without a wait, the copy has one second, as a request to the broker has.
-    const Deadline& deadline = wait.dont_wait ? wait.answer : wait.condition;
-    if (auto done = AwaitFence(*fence, deadline, wait.dont_wait, "the copy"); !done) {
-      return std::unexpected(done.error());
-    }
-    const int64_t copy_ns = MonotonicNs() - start_ns;
-    if (auto done = Publish(*made, wait); !done) return std::unexpected(done.error());
-    const uint64_t generation = (*made)->facts().generation;
-    {
-      const std::lock_guard table(table_mutex_);
-      offers_.emplace(generation, (*made)->lease().serial);
-    }
-    return OfferOutcome{.transport = protocol::Transport::kVmm,
-                        .copied = true,
-                        .copied_bytes = size_bytes,
-                        .copy_ns = copy_ns,
-                        .generation = generation,
-                        .mapped_bytes = (*made)->facts().mapped_bytes};
-  };
-  Result<OfferOutcome> outcome = copy();
-  // If something failed, the buffer is still unpublished, and its end drops it. The memory must
-  // stay until the copy has ended.
-  const CUstream copies = stream ? stream->get() : nullptr;
-  const bool may_copy = !outcome && stream;
-  if (!may_copy || !Detach(*made, {&copies, 1}, /*defer=*/true)) {
-    (void)Detach(*made, {}, /*defer=*/false);
-  }
-  if (outcome) counters_.Add(protocol::Counter::kOffers);
-  return outcome;
 }
 
 }  // namespace gpushm::client

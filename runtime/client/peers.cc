@@ -103,10 +103,10 @@ uint64_t PeerPlan::mapped_devices() const {
 }
 
 Result<PeerPlan> PlanPeers(const CudaApi& api, std::span<const DeviceInfo> devices,
-                           const DeviceInfo& home, const PeerOptions& options) {
+                           const DeviceInfo& home, uint64_t peer_devices, bool stage) {
   PeerPlan plan;
   const uint64_t seen = devices.size() >= 64 ? ~uint64_t{0} : (uint64_t{1} << devices.size()) - 1;
-  if ((options.devices & ~seen) != 0) {
+  if ((peer_devices & ~seen) != 0) {
     return Fail(
         Code::kInvalidArgument,
         Concat("peer_devices names a GPU that this process does not see. Number of visible GPUs: ",
@@ -114,10 +114,10 @@ Result<PeerPlan> PlanPeers(const CudaApi& api, std::span<const DeviceInfo> devic
         "set bit i for the GPU with ordinal i");
   }
   for (const DeviceInfo& device : devices) {
-    if ((options.devices & BitOf(device.device)) == 0 || device.device == home.device) continue;
+    if ((peer_devices & BitOf(device.device)) == 0 || device.device == home.device) continue;
     const Result<PeerAccess> access = PeerAccessOf(api, device.device, home.device);
     if (!access) return std::unexpected(access.error());
-    if (*access == PeerAccess::kNone && !options.stage) {
+    if (*access == PeerAccess::kNone && !stage) {
       return Fail(
           Code::kUnsupported,
           Concat("GPU ", device.device, ", ", device.uuid.ToString(),

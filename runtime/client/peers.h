@@ -19,11 +19,6 @@
 
 namespace gpushm::client {
 
-struct PeerOptions {
-  uint64_t devices = 0;  // Bit i: ordinal i of this process.
-  bool stage = false;
-};
-
 inline uint64_t BitOf(CUdevice device) { return uint64_t{1} << device; }
 
 // How an attach serves GPUs other than the buffer's own.
@@ -38,7 +33,7 @@ struct PeerPlan {
 // kInvalidArgument: no such GPU. kUnsupported: a GPU cannot access `home`, and staging was not
 // requested. The text gives the reason and the alternatives.
 Result<PeerPlan> PlanPeers(const CudaApi& api, std::span<const DeviceInfo> devices,
-                           const DeviceInfo& home, const PeerOptions& options);
+                           const DeviceInfo& home, uint64_t peer_devices, bool stage);
 
 // Copies `from`, mapped on `home`, through pinned host memory into new memory of `peer`. Two copies
 // run at a time, one in each direction. kTimeout.

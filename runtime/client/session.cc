@@ -31,11 +31,6 @@ std::unexpected<Status> Lost(std::string_view when) {
               "call again: the library reconnects as soon as a broker answers");
 }
 
-std::unexpected<Status> WrongReply(std::string_view rule) {
-  return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule),
-              "use a library and a sidecar of the same release; see the sidecar's log");
-}
-
 // Failures after which the connection cannot be used. kTimeout is not one of them, except for
 // requests that may be granted a lease: the late reply is skipped.
 bool EndsConnection(Code code) {
@@ -46,6 +41,11 @@ bool EndsConnection(Code code) {
 void Pause(int wait_ms) { poll(nullptr, 0, wait_ms); }
 
 }  // namespace
+
+std::unexpected<Status> BrokeProtocol(std::string_view rule) {
+  return Fail(Code::kCorrupt, Concat("a peer broke the protocol: ", rule),
+              "use a library and a sidecar of the same release; see the sidecar's log");
+}
 
 Session::Session(Place place, SessionObserver* observer, Counters* counters)
     : owner_(getpid()), place_(std::move(place)), observer_(observer), counters_(counters) {}
@@ -59,6 +59,15 @@ Result<SessionLock> Session::Lock(const Deadline& deadline) {
               Concat("other threads of this process keep the connection busy: waited ",
                      wait_ns / 1'000'000, " ms for it"),
               "use a longer timeout, or check the sidecar's log");
+}
+
+Result<SessionLock> Session::LockConnected(const Wait& wait) {
+  Result<SessionLock> lock = Lock(wait.answer);
+  if (!lock) return lock;
+  if (auto done = EnsureConnected(*lock, !wait.dont_wait, wait.answer); !done) {
+    return std::unexpected(done.error());
+  }
+  return lock;
 }
 
 void Session::HangUp() {
@@ -166,8 +175,8 @@ Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
   const Result<protocol::HelloReply> reply = protocol::Parse<protocol::HelloReply>(reply_.span());
   if (!reply) return std::unexpected(reply.error());
   if (reply_.descriptors.size() != 1) {
-    return WrongReply(Concat("a hello reply needs 1 descriptor, the registry's, but has ",
-                             reply_.descriptors.size()));
+    return BrokeProtocol(Concat("a hello reply needs 1 descriptor, the registry's, but has ",
+                                reply_.descriptors.size()));
   }
   if (reply->version < protocol::kMinVersion || reply->version > protocol::kMaxVersion) {
     return Fail(
@@ -177,7 +186,7 @@ Result<UniqueFd> Session::Greet(const Deadline& deadline, bool with_pidfd,
         protocol::kOtherVersion);
   }
   if (reply->resumed == 1 && (!resumes || reply->client_id != peer_.client_id)) {
-    return WrongReply(
+    return BrokeProtocol(
         Concat("a hello reply that resumes the unknown connection of client ", reply->client_id));
   }
   *hello = *reply;
@@ -245,7 +254,7 @@ Result<void> Session::AskForPage(int socket, const Deadline& deadline) {
   const auto reply = protocol::Parse<protocol::CountersReply>(reply_.span());
   if (!reply) return std::unexpected(reply.error());
   if (descriptors.size() != 1) {
-    return WrongReply(
+    return BrokeProtocol(
         Concat("a counters reply needs 1 descriptor, the page's, but has ", descriptors.size()));
   }
   if (reply->version != protocol::kCountersVersion) return {};
@@ -289,21 +298,21 @@ Result<void> Session::Exchange(int socket, Kind kind, std::span<std::byte> reque
     const Result<protocol::Header> header = protocol::ParseHeader(reply_.span());
     if (!header) return std::unexpected(header.error());
     if ((header->kind & protocol::kReplyBit) == 0) {
-      return WrongReply(Concat("a request, kind ", header->kind, ", from the broker"));
+      return BrokeProtocol(Concat("a request, kind ", header->kind, ", from the broker"));
     }
     // A broker that cannot read a request answers without its number, then closes the connection.
     const bool is_for_any = header->request_id == 0 && header->status != 0;
     if (header->request_id > request_id) {
-      return WrongReply(Concat("a reply to request ", header->request_id,
-                               ", which was not sent; the last request was ", request_id));
+      return BrokeProtocol(Concat("a reply to request ", header->request_id,
+                                  ", which was not sent; the last request was ", request_id));
     }
     if (header->request_id < request_id && !is_for_any) {  // To a request that was given up.
       if (deadline.Passed()) return Fail(Code::kTimeout, "receive: the deadline passed");
       continue;
     }
     if (header->kind != (static_cast<uint16_t>(kind) | protocol::kReplyBit) && !is_for_any) {
-      return WrongReply(Concat("a reply of kind ", header->kind & ~protocol::kReplyBit,
-                               " to a request of kind ", static_cast<uint16_t>(kind)));
+      return BrokeProtocol(Concat("a reply of kind ", header->kind & ~protocol::kReplyBit,
+                                  " to a request of kind ", static_cast<uint16_t>(kind)));
     }
     if (header->status == 0) return {};
     reply_.descriptors.clear();

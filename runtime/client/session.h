@@ -27,6 +27,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "contract/protocol/channel.h"
@@ -60,6 +61,9 @@ struct Return {
   uint32_t leases = 0;     // If resumed: how many leases the broker has for this process,
   uint64_t lease_sum = 0;  // and the sum of their numbers.
 };
+
+// The peer sent what it may not send; the caller drops the connection.
+std::unexpected<Status> BrokeProtocol(std::string_view rule);
 
 class SessionObserver {
  public:
@@ -107,6 +111,9 @@ class Session {
 
   // Connects if there is no connection. With `wait`, waits for a broker; otherwise tries once.
   Result<void> EnsureConnected(const SessionLock& lock, bool wait, const Deadline& deadline);
+
+  // Locks and connects, within the call's time.
+  Result<SessionLock> LockConnected(const Wait& wait);
 
   // Sends one request and gets one reply. Connects first if there is no connection.
   template <typename Reply, typename Request>

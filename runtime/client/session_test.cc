@@ -10,6 +10,8 @@
 
 #include "platform/base/testing.h"
 #include "runtime/client/c_api/support.h"
+#include "runtime/client/make.h"
+#include "runtime/client/names.h"
 #include "runtime/client/testing/client_fixture.h"
 
 namespace gpushm::client {
@@ -380,18 +382,18 @@ TEST_F(SessionTest, SurvivesRandomReplies) {
     }
   });
   const int rounds = 100'000 / testing::Stride();
-  Client& client = *FromHandle(client_.get());
+  Client* const client = FromHandle(client_.get());
   for (int round = 0; round < rounds; ++round) {
     const Wait wait = Wait::ForMs(2);  // A reply with a wrong number counts as no reply.
     switch (round % 3) {
       case 0:
-        (void)client.Broker(wait);
+        (void)Broker(client, wait);
         break;
       case 1:
-        (void)client.Holders("", wait);
+        (void)Holders(client, "", wait);
         break;
       default:
-        (void)client.Delete("weights", wait);
+        (void)Delete(client, "weights", wait);
         break;
     }
   }

@@ -2,6 +2,7 @@
 #include <bit>
 
 #include "contract/limits.h"
+#include "runtime/client/attach.h"
 #include "runtime/client/c_api/support.h"
 
 namespace gc = gpushm::client;
@@ -34,7 +35,8 @@ Result<AttachOptions> ToOptions(const gpushm_attach_options& given) {
   }
   return AttachOptions{.access = ToAccess(given.access),
                        .generation = given.generation,
-                       .peers = {.devices = given.peer_devices, .stage = given.stage == 1}};
+                       .peer_devices = given.peer_devices,
+                       .stage = given.stage == 1};
 }
 
 }  // namespace
@@ -56,7 +58,7 @@ gpushm_status gpushm_attach(gpushm_client* client, const char* name,
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());
     const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
-    const auto attached = c.Attach(text, *attaching, *wait);
+    const auto attached = gc::Attach(&c, text, *attaching, *wait);
     if (!attached) {
       return std::unexpected(attached.error().WithContext(Concat("attach \"", text, "\"")));
     }
@@ -131,7 +133,7 @@ gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
     filled.device = facts.device;
     filled.peer_devices = facts.peer_devices;
     filled.peer_method = static_cast<uint32_t>(facts.peer_way);
-    filled.count = facts.client->CountOf(a);
+    filled.count = facts.client->attachments().CountOf(a);
     filled.content_bytes = a.ContentBytes();
     gc::WriteInfo(filled, info, info->struct_size);
     return {};
@@ -157,7 +159,7 @@ gpushm_status gpushm_attachment_detach(gpushm_attachment* attachment,
           "streams must not be NULL unless stream_count is 0");
     }
     const std::vector<CUstream> streams = gc::ToStreams(given->streams, given->stream_count);
-    return a->facts().client->Detach(a, streams, given->defer != 0);
+    return a->facts().client->attachments().Detach(a, streams, given->defer != 0);
   });
 }
 
@@ -178,8 +180,8 @@ gpushm_status gpushm_attachment_advance(gpushm_attachment* attachment,
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());
     const std::string name = a->facts().name;
-    auto done = client->Advance(a, gc::ToStreams(given->streams, given->stream_count),
-                                given->generation, *wait);
+    auto done = gc::Advance(a, gc::ToStreams(given->streams, given->stream_count),
+                            given->generation, *wait);
     if (done) return done;
     return std::unexpected(done.error().WithContext(Concat("advance \"", name, '"')));
   });

@@ -24,8 +24,7 @@ gpushm_status gpushm_attachment_set_description(gpushm_attachment* attachment, c
   return gc::Enter(a->facts().client, [&]() -> Result<void> {
     if (auto valid = gc::CheckArgument(data != nullptr, "data is NULL"); !valid) return valid;
     const auto wait = gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS);
-    auto done = a->facts().client->SetDescription(
-        *a, {static_cast<const std::byte*>(data), size_bytes}, wait);
+    auto done = gc::SetDescription(*a, {static_cast<const std::byte*>(data), size_bytes}, wait);
     if (done) return done;
     return std::unexpected(done.error().WithContext(
         gpushm::Concat("set the description of \"", a->facts().name, "\"")));
@@ -45,7 +44,7 @@ gpushm_status gpushm_description_open(gpushm_client* client, const char* name,
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());
     const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
-    auto opened = of.Describe(text, given->generation, *wait);
+    auto opened = gc::Describe(&of, text, given->generation, *wait);
     if (!opened) return std::unexpected(opened.error());
     *description = opened->release()->handle().As<gpushm_description>();
     return {};

@@ -1,11 +1,15 @@
 // The C ABI: making buffers, offering memory, files.
+#include "runtime/client/make.h"
 #include "contract/limits.h"
 #include "platform/base/quote.h"
 #include "platform/transfer/crew.h"
 #include "platform/transfer/transfer_engine.h"
 #include "runtime/client/c_api/support.h"
+#include "runtime/client/content.h"
 #include "runtime/client/files/content_digest.h"
 #include "runtime/client/files/open_file.h"
+#include "runtime/client/files/transfer.h"
+#include "runtime/client/offer.h"
 
 namespace gc = gpushm::client;
 using gpushm::Concat;
@@ -36,9 +40,9 @@ Result<MakeOptions> ToMakeOptions(const Options& given) {
 Result<Attachment*> CreateOrReplace(Client& client, std::string_view name, uint64_t size_bytes,
                                     const MakeOptions& making, bool attach, const Wait& wait) {
   while (true) {
-    Result<Attachment*> made = client.Create(name, size_bytes, making, attach, wait);
+    Result<Attachment*> made = client::Create(&client, name, size_bytes, making, attach, wait);
     if (made || made.error().code() != Code::kAlreadyExists) return made;
-    made = client.Replace(name, size_bytes, making, attach, wait);
+    made = client::Replace(&client, name, size_bytes, making, attach, wait);
     if (made || made.error().code() != Code::kNotFound) return made;
     if (wait.answer.Passed()) {
       return Fail(Code::kTimeout, "other processes made and deleted it until the deadline",
@@ -47,8 +51,8 @@ Result<Attachment*> CreateOrReplace(Client& client, std::string_view name, uint6
   }
 }
 
-Result<void> Make(bool replace, Client& client, const char* name, uint64_t size_bytes,
-                  const gpushm_create_options* options, gpushm_attachment** attachment) {
+Result<void> MakeBuffer(bool replace, Client& client, const char* name, uint64_t size_bytes,
+                        const gpushm_create_options* options, gpushm_attachment** attachment) {
   if (name == nullptr) return CheckArgument(false, "name is NULL");
   if (attachment != nullptr) *attachment = nullptr;
   const auto given = ReadOptions(options, "create_options");
@@ -75,9 +79,9 @@ Result<void> Make(bool replace, Client& client, const char* name, uint64_t size_
   const bool attach = attachment != nullptr;
   const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
   const auto make = [&] {
-    if (replace) return client.Replace(text, size_bytes, *making, attach, *wait);
+    if (replace) return client::Replace(&client, text, size_bytes, *making, attach, *wait);
     if (given->exist == GPUSHM_EXIST_FAIL) {
-      return client.Create(text, size_bytes, *making, attach, *wait);
+      return client::Create(&client, text, size_bytes, *making, attach, *wait);
     }
     return CreateOrReplace(client, text, size_bytes, *making, attach, *wait);
   };
@@ -192,8 +196,9 @@ Result<void> Transfer(bool save, Client& client, const char* name, const char* p
   if (!request) return std::unexpected(request.error());
   const std::string_view text(name, strnlen(name, limits::kNameBytes + 2));
   if (auto valid = protocol::CheckName(text, "name"); !valid) return valid;
-  const auto moved = save ? client.Save(text, request->file, request->options, request->wait)
-                          : client.Load(text, request->file, request->options, request->wait);
+  const auto moved =
+      save ? client::Save(&client, text, request->file, request->options, request->wait)
+           : client::Load(&client, text, request->file, request->options, request->wait);
   if (!moved) {
     return std::unexpected(
         moved.error().WithContext(Concat(save ? "save \"" : "load \"", text, "\"")));
@@ -211,8 +216,8 @@ gpushm_status TransferAttached(bool save, gpushm_attachment* attachment, const c
   return Enter(&client, [&]() -> Result<void> {
     const auto request = ReadTransfer(path, options, result);
     if (!request) return std::unexpected(request.error());
-    const auto moved = save ? client.Save(a, request->file, request->options, request->wait)
-                            : client.Load(a, request->file, request->options, request->wait);
+    const auto moved = save ? client::Save(a, request->file, request->options, request->wait)
+                            : client::Load(a, request->file, request->options, request->wait);
     if (!moved) {
       return std::unexpected(
           moved.error().WithContext(Concat(save ? "save \"" : "load \"", a->facts().name, "\"")));
@@ -230,14 +235,14 @@ extern "C" {
 gpushm_status gpushm_create(gpushm_client* client, const char* name, uint64_t size_bytes,
                             const gpushm_create_options* options, gpushm_attachment** attachment) {
   return gc::EnterClient(client, [&](gc::Client& c) {
-    return gc::Make(false, c, name, size_bytes, options, attachment);
+    return gc::MakeBuffer(false, c, name, size_bytes, options, attachment);
   });
 }
 
 gpushm_status gpushm_replace(gpushm_client* client, const char* name, uint64_t size_bytes,
                              const gpushm_create_options* options, gpushm_attachment** attachment) {
   return gc::EnterClient(client, [&](gc::Client& c) {
-    return gc::Make(true, c, name, size_bytes, options, attachment);
+    return gc::MakeBuffer(true, c, name, size_bytes, options, attachment);
   });
 }
 
@@ -245,7 +250,7 @@ gpushm_status gpushm_attachment_publish(gpushm_attachment* attachment) {
   gc::Attachment* const a = gc::FromHandle(attachment);
   if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
   return gc::Enter(a->facts().client, [&]() -> Result<void> {
-    auto done = a->facts().client->Publish(a, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+    auto done = gc::Publish(a, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
     if (done) return done;
     return std::unexpected(done.error().WithContext(Concat("publish \"", a->facts().name, "\"")));
   });
@@ -258,7 +263,7 @@ gpushm_status gpushm_attachment_digest(gpushm_attachment* attachment,
   return gc::Enter(a->facts().client, [&]() -> Result<void> {
     if (digest == nullptr) return gc::CheckArgument(false, "digest is NULL");
     const auto wait = gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS);
-    const auto made = a->facts().client->DigestOfContent(a, wait);
+    const auto made = gc::DigestOfContent(a, wait);
     if (!made) {
       return std::unexpected(
           made.error().WithContext(Concat("make the digest of \"", a->facts().name, "\"")));
@@ -291,7 +296,7 @@ gpushm_status gpushm_attachment_set_content(gpushm_attachment* attachment, uint6
   if (a == nullptr) return gc::RememberWhyNot(gc::HandleKind::kAttachment, attachment);
   return gc::Enter(a->facts().client, [&]() -> Result<void> {
     const auto wait = gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS);
-    auto done = a->facts().client->SetContent(a, content_bytes, wait);
+    auto done = gc::SetContent(a, content_bytes, wait);
     if (done) return done;
     return std::unexpected(
         done.error().WithContext(Concat("set the content of \"", a->facts().name, "\"")));
@@ -323,7 +328,7 @@ gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t add
     const gc::OfferOptions offering{.make = *making,
                                     .allow_copy = given->allow_copy != 0,
                                     .stream = static_cast<CUstream>(given->stream)};
-    const auto offered = c.Offer(text, address, size_bytes, offering, *wait);
+    const auto offered = gc::Offer(&c, text, address, size_bytes, offering, *wait);
     if (!offered) {
       return std::unexpected(offered.error().WithContext(Concat("offer \"", text, "\"")));
     }
@@ -349,7 +354,8 @@ gpushm_status gpushm_offer_state(gpushm_client* client, const char* name, uint64
     if (!text) return std::unexpected(text.error());
     if (auto valid = gc::CheckArgument(generation != 0, "generation is 0"); !valid) return valid;
     return gc::FillInfo(info, "info", [&](gpushm_offer_info* filled) -> Result<void> {
-      const auto use = c.UseOfOffer(*text, generation, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+      const auto use =
+          gc::UseOfOffer(&c, *text, generation, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
       if (!use) return std::unexpected(use.error());
       filled->published = use->published ? 1 : 0;
       filled->users = use->users;
@@ -368,7 +374,7 @@ gpushm_status gpushm_delete(gpushm_client* client, const char* name,
     const auto wait = gc::Wait::From(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
     if (!wait) return std::unexpected(wait.error());
     const std::string_view text(name, strnlen(name, gpushm::limits::kNameBytes + 2));
-    auto done = c.Delete(text, *wait);
+    auto done = gc::Delete(&c, text, *wait);
     if (done) return done;
     return std::unexpected(done.error().WithContext(Concat("delete \"", text, "\"")));
   });

@@ -5,6 +5,7 @@
 #include "contract/registry/host_list.h"
 #include "platform/base/name.h"
 #include "runtime/client/c_api/support.h"
+#include "runtime/client/names.h"
 
 namespace gpushm::client {
 namespace {
@@ -130,7 +131,7 @@ gpushm_status gpushm_lookup(gpushm_client* client, const char* name, gpushm_info
     if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
     const auto text = gc::ReadName(name);
     if (!text) return std::unexpected(text.error());
-    const auto found = c->Lookup(*text);
+    const auto found = gc::Lookup(*c, *text);
     if (!found) return std::unexpected(found.error());
     if (info->struct_size == sizeof *info) {  // Converted in place: no copy of the whole struct.
       (new (info) gpushm_info(gc::ToInfo(found->record)))->struct_size = sizeof *info;
@@ -148,7 +149,7 @@ gpushm_status gpushm_lookup_reason(gpushm_client* client, const char* name, gpus
     return gc::FillInfo(reason, "reason", [&](gpushm_reason* filled) -> Result<void> {
       const auto text = gc::ReadName(name);
       if (!text) return std::unexpected(text.error());
-      const auto found = c->LookupReason(*text);
+      const auto found = gc::LookupReason(*c, *text);
       if (!found) return std::unexpected(found.error());
       filled->generation = found->record.generation;
       filled->state = static_cast<uint32_t>(found->record.state);
@@ -164,7 +165,7 @@ gpushm_status gpushm_list(gpushm_client* client, gpushm_info* infos, size_t capa
   return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
     const Result<size_t> stride = gc::Stride(infos, capacity, count, "infos[0]");
     if (!stride) return std::unexpected(stride.error());
-    const auto records = c.List();
+    const auto records = gc::List(&c);
     if (!records) return std::unexpected(records.error());
     return gc::WriteArray(*records, infos, capacity, count, *stride, gc::ToInfo);
   });
@@ -182,9 +183,15 @@ gpushm_status gpushm_wait(gpushm_client* client, const char* name, uint64_t min_
     if (!wait) return std::unexpected(wait.error());
     const auto text = gc::ReadName(name);
     if (!text) return std::unexpected(text.error());
-    const auto record = c.WaitFor(*text, min_generation, *wait);
-    if (!record) return std::unexpected(record.error());
-    if (info != nullptr) gc::WriteInfo(gc::ToInfo(*record), info, info->struct_size);
+    if (auto valid = gpushm::protocol::CheckName(*text, "name"); !valid) return valid;
+    c.attachments().DoChores(wait->answer);
+    const auto seen =
+        gc::Await(&c, *text,
+                  {.min_generation = min_generation, .content = gc::Wanted::Content::kGood}, *wait);
+    if (!seen) return std::unexpected(seen.error());
+    if (info != nullptr) {
+      gc::WriteInfo(gc::ToInfo(seen->found.record), info, info->struct_size);
+    }
     return {};
   });
 }
@@ -196,7 +203,7 @@ gpushm_status gpushm_list_holders(gpushm_client* client, const char* name, gpush
     if (!stride) return std::unexpected(stride.error());
     const auto text = gc::ReadName(name == nullptr ? "" : name);
     if (!text) return std::unexpected(text.error());
-    const auto entries = c.Holders(*text, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+    const auto entries = gc::Holders(&c, *text, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
     if (!entries) return std::unexpected(entries.error());
     return gc::WriteArray(*entries, holders, capacity, count, *stride, gc::ToHolder);
   });
@@ -207,7 +214,7 @@ gpushm_status gpushm_list_gpus(gpushm_client* client, gpushm_gpu_info* infos, si
   return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
     const Result<size_t> stride = gc::Stride(infos, capacity, count, "infos[0]");
     if (!stride) return std::unexpected(stride.error());
-    const auto gpus = c.Gpus(gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+    const auto gpus = gc::Gpus(&c, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
     if (!gpus) return std::unexpected(gpus.error());
     uint32_t number = 0;
     return gc::WriteArray(*gpus, infos, capacity, count, *stride,
@@ -227,7 +234,7 @@ gpushm_status gpushm_broker_get_info(gpushm_client* client, gpushm_broker_info* 
   return gc::EnterClient(client, [&](gc::Client& c) -> Result<void> {
     if (info == nullptr) return gc::CheckArgument(false, "info is NULL");
     if (auto valid = gc::CheckStructSize(info->struct_size, "info"); !valid) return valid;
-    const auto reply = c.Broker(gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+    const auto reply = gc::Broker(&c, gc::Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
     if (!reply) return std::unexpected(reply.error());
     gpushm_broker_info filled{};
     gc::CopyText(filled.container, gpushm::protocol::FromNameField(reply->container));

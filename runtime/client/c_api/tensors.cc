@@ -52,7 +52,7 @@ Result<void> Fill(const tensors::TensorView& view, gpushm_tensor* tensor) {
 
 Result<std::unique_ptr<Tensors>> Open(Client& client, std::string_view name, uint64_t generation,
                                       const Wait& wait) {
-  auto description = client.Describe(name, generation, wait, /*required=*/true);
+  auto description = Describe(&client, name, generation, wait, /*required=*/true);
   if (!description) return std::unexpected(description.error());
   const std::span<const std::byte> bytes = (*description)->bytes();
   if (!tensors::TensorTable::IsTable(bytes)) {
@@ -130,8 +130,7 @@ Result<void> SetTensors(const Attachment& attachment, const gpushm_tensor* tenso
   }
   const auto table = tensors::EncodeTable(all, texts, attachment.facts().size_bytes);
   if (!table) return std::unexpected(table.error());
-  return attachment.facts().client->SetDescription(attachment, *table,
-                                                   Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
+  return SetDescription(attachment, *table, Wait::ForMs(GPUSHM_DEFAULT_TIMEOUT_MS));
 }
 
 }  // namespace

@@ -11,6 +11,9 @@
 #include "contract/tensors/digest.h"
 #include "contract/tensors/table.h"
 #include "runtime/client/client.h"
+#include "runtime/client/content.h"
+#include "runtime/client/description.h"
+#include "runtime/client/files/steps.h"
 
 namespace gpushm::client {
 namespace {
@@ -110,9 +113,7 @@ Result<Digest> DigestOf(const LoadSource& source) {
   return DigestOfTensors(source, *table);
 }
 
-// ---- of attachments (Client's member; see client.h)
-
-Result<Digest> Client::DigestOfContent(Attachment* attachment, const Wait& wait) {
+Result<Digest> DigestOfContent(Attachment* attachment, const Wait& wait) {
   const Attachment::Facts& facts = attachment->facts();
   if (auto whole = CheckWhole(*attachment); !whole) return std::unexpected(whole.error());
   if (attachment->device_mapping() == nullptr || facts.peer_way == protocol::PeerWay::kStaged) {
@@ -120,13 +121,13 @@ Result<Digest> Client::DigestOfContent(Attachment* attachment, const Wait& wait)
                 "only an attachment with transport vmm that is not a staged copy has a digest",
                 "attach the buffer on the GPU where it is");
   }
-  const auto description = Describe(facts.name, facts.generation, wait);
+  const auto description = Describe(facts.client, facts.name, facts.generation, wait);
   if (!description) return std::unexpected(description.error());
-  const Result<const CudaApi*> api = Driver();
+  const Result<const CudaApi*> api = facts.client->driver().Api();
   if (!api) return std::unexpected(api.error());
   const uint64_t content_bytes = attachment->ContentBytes();
   Digest digest;
-  const auto made = WithContext(facts.gpu, [&]() -> Result<TransferOutcome> {
+  const auto made = WithContext(facts.client, facts.gpu, [&]() -> Result<TransferOutcome> {
     DeviceDigest digests(**api, content_bytes, DeviceDigest::Compiler::kHere);
     const auto of_content = DigestOf({.address = facts.address,
                                       .size_bytes = facts.size_bytes,

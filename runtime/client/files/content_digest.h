@@ -30,4 +30,8 @@ Result<Digest> DigestOf(const DeviceContent& content, DeviceDigest* digests);
 // Reads all of it. A stream is read to its end. The files must not have O_DIRECT.
 Result<Digest> DigestOf(const LoadSource& source);
 
+// Of the attached generation. Reads the GPU's memory. An unpublished generation keeps the digest,
+// for those who will see it.
+Result<Digest> DigestOfContent(Attachment* attachment, const Wait& wait);
+
 }  // namespace gpushm::client

@@ -15,7 +15,7 @@
 #include "platform/base/unique_fd.h"
 #include "platform/transfer/file_way.h"
 #include "platform/transfer/transfer_engine.h"
-#include "runtime/client/client.h"
+#include "runtime/client/files/transfer.h"
 #include "runtime/client/wait.h"
 
 namespace gpushm::client {

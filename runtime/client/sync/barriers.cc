@@ -167,7 +167,7 @@ Result<void> Barrier::WaitOnStream(CUstream stream) {
   // Held over the calls, so that the stream gets the arrivals in the order of the points.
   const std::lock_guard lock(mutex_);
   if (auto may = MayWaitOnStream(stream); !may) return may;
-  StreamWaits& waits = StreamWaits::Instance(**page_.client()->Driver());
+  StreamWaits& waits = StreamWaits::Instance(**page_.client()->driver().Api());
   std::vector<Point> added;
   const auto forget = [&] {
     for (const Point& point : added) waits.Remove(stream, *point.word, point.value);

@@ -24,7 +24,7 @@ Result<OpenPage> OpenPage::Attach(Client* client, std::string_view name,
                                   std::initializer_list<sync::Kind> kinds, const Wait& wait) {
   AttachOptions asked = options;
   asked.kind = sync::KindName(*kinds.begin());
-  const Result<Attachment*> attached = client->Attach(name, asked, wait);
+  const Result<Attachment*> attached = client::Attach(client, name, asked, wait);
   if (!attached) return std::unexpected(attached.error());
   Held held(client, *attached);
   const PageMapping& mapping = *held->page();
@@ -40,9 +40,9 @@ Result<OpenPage> OpenPage::Attach(Client* client, std::string_view name,
 }
 
 Result<OpenPage> OpenPage::Make(Client* client, std::string_view name, const Layout& layout,
-                                const PageOptions& options, const Wait& wait) {
+                                const MakeOptions& options, const Wait& wait) {
   const Result<Attachment*> made =
-      client->MakePage(name, sync::BytesFor(layout.cells, layout.body_bytes), options, wait);
+      MakePage(client, name, sync::BytesFor(layout.cells, layout.body_bytes), options, wait);
   if (!made) return std::unexpected(made.error());
   Held held(client, *made);
   const PageMapping& mapping = *held->page();
@@ -84,8 +84,9 @@ std::string OpenPage::WhoAre(std::span<const uint64_t> leases) const {
   if (!std::ranges::all_of(leases, is_known)) {
     // Leases come and go, and only errors need their names: the map keeps a few at a time.
     if (known.size() >= limits::kCells) known.clear();
-    const auto holders = client()->Holders(
-        name(), Wait{Deadline::AfterMs(0), Deadline::AfterMs(kWhoIsMs), /*dont_wait=*/true});
+    const auto holders =
+        Holders(client(), name(),
+                Wait{Deadline::AfterMs(0), Deadline::AfterMs(kWhoIsMs), /*dont_wait=*/true});
     for (const protocol::HolderEntry& holder :
          holders.value_or(std::vector<protocol::HolderEntry>())) {
       if (std::ranges::find(leases, holder.lease_id) == leases.end()) continue;
@@ -111,13 +112,13 @@ Result<void> OpenPage::CheckNoStreamWaits() const {
 // ---- streams
 
 Result<CUdeviceptr> OpenPage::OnGpu(const sync::Word& word) const {
-  const Result<const CudaApi*> api = client()->Driver();
+  const Result<const CudaApi*> api = client()->driver().Api();
   if (!api) return std::unexpected(api.error());
   return held_->page()->OnGpu(**api, word);
 }
 
 Result<void> OpenPage::CheckStream(CUstream stream) const {
-  const Result<const CudaApi*> api = client()->Driver();
+  const Result<const CudaApi*> api = client()->driver().Api();
   if (!api) return std::unexpected(api.error());
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   if (auto done =
@@ -139,7 +140,7 @@ Result<void> OpenPage::CheckStream(CUstream stream) const {
 Result<void> OpenPage::Store(CUstream stream, const Point& point) const {
   const Result<CUdeviceptr> at = OnGpu(*point.word);
   if (!at) return std::unexpected(at.error());
-  const CudaApi& api = **client()->Driver();
+  const CudaApi& api = **client()->driver().Api();
   const std::lock_guard lock(stores_->mutex);
   auto& fences = stores_->fences;
   if (fences.size() >= kFences) {
@@ -170,7 +171,7 @@ bool OpenPage::HasPendingStores() const {
 }
 
 Result<void> OpenPage::Await(CUstream stream, const Point& point) const {
-  StreamWaits& waits = StreamWaits::Instance(**client()->Driver());
+  StreamWaits& waits = StreamWaits::Instance(**client()->driver().Api());
   if (auto room = waits.Add(stream, *point.word, point.value); !room) return room;
   auto done = AwaitCounted(stream, point);
   if (!done) waits.Remove(stream, *point.word, point.value);
@@ -180,7 +181,7 @@ Result<void> OpenPage::Await(CUstream stream, const Point& point) const {
 Result<void> OpenPage::AwaitCounted(CUstream stream, const Point& point) const {
   const Result<CUdeviceptr> at = OnGpu(*point.word);
   if (!at) return std::unexpected(at.error());
-  const CudaApi& api = **client()->Driver();
+  const CudaApi& api = **client()->driver().Api();
   return api.Check(api.cuStreamWaitValue64(stream, *at, point.value, CU_STREAM_WAIT_VALUE_GEQ),
                    "cuStreamWaitValue64");
 }

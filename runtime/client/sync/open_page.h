@@ -24,8 +24,10 @@
 #include "platform/base/clock.h"
 #include "platform/base/status.h"
 #include "platform/driver/stream_fence.h"
+#include "runtime/client/attach.h"
 #include "runtime/client/client.h"
 #include "runtime/client/held.h"
+#include "runtime/client/make.h"
 #include "runtime/client/wait.h"
 
 namespace gpushm::client {
@@ -45,10 +47,10 @@ class OpenPage {
                                  std::initializer_list<sync::Kind> kinds, const Wait& wait);
   // Makes a new page, which no other process sees before Publish.
   static Result<OpenPage> Make(Client* client, std::string_view name, const Layout& layout,
-                               const PageOptions& options, const Wait& wait);
+                               const MakeOptions& options, const Wait& wait);
   // May be called only before Publish.
   void SetSettings(const std::array<uint64_t, 8>& settings);
-  Result<void> Publish(const Wait& wait) const { return client()->Publish(held_.get(), wait); }
+  Result<void> Publish(const Wait& wait) const { return client::Publish(held_.get(), wait); }
   Result<void> Detach() { return held_.Detach(); }
 
   Client* client() const { return held_.client(); }
@@ -64,7 +66,7 @@ class OpenPage {
   std::string WhoAre(std::span<const uint64_t> leases) const;
   // Whether this process owns the cell. The broker would not end a process's wait for its own cell.
   bool IsOwn(const sync::Cell& cell) const {
-    return client()->HoldsLease(cell.owner.load(std::memory_order_relaxed));
+    return client()->attachments().HoldsLease(cell.owner.load(std::memory_order_relaxed));
   }
   // Wakes those who wait for this page in event loops. Call it after what they shall see. If nobody
   // has waited yet, it costs one load.

@@ -46,12 +46,12 @@ Result<Attachment*> MakeFrames(Client* client, std::string_view name, const Ring
   const MakeOptions options{
       .on_writer_exit = protocol::OnWriterExit::kKeep, .until_unused = !ring.keep, .gpu = ring.gpu};
   if (successor) {
-    auto replaced = client->Replace(name, bytes, options, /*attach=*/true, wait);
+    auto replaced = Replace(client, name, bytes, options, /*attach=*/true, wait);
     if (replaced || replaced.error().code() != Code::kNotFound) return replaced;
   }
-  auto created = client->Create(name, bytes, options, /*attach=*/true, wait);
+  auto created = Create(client, name, bytes, options, /*attach=*/true, wait);
   if (created || created.error().code() != Code::kAlreadyExists) return created;
-  auto attached = client->Attach(name, {.access = Access::kReadWrite}, wait.Once());
+  auto attached = Attach(client, name, {.access = Access::kReadWrite}, wait.Once());
   if (!attached) return attached;
   Held held(client, *attached);
   if (held->facts().size_bytes < bytes) {
@@ -160,8 +160,8 @@ Result<std::unique_ptr<Ring>> Ring::Join(std::string_view name, const Options& o
                                          OpenPage page, const Wait& wait) {
   const auto table = sync::FrameTable::Of(page.page(), page.page().kind());
   if (!table) return std::unexpected(table.error());
-  const auto attached = page.client()->Attach(
-      name, {.generation = table->settings().generation, .own = true}, wait.Once());
+  const auto attached = Attach(
+      page.client(), name, {.generation = table->settings().generation, .own = true}, wait.Once());
   if (!attached) return std::unexpected(attached.error());
   Held frames(page.client(), *attached);
   if (frames->facts().size_bytes < BufferBytes(table->settings())) {

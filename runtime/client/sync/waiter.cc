@@ -12,13 +12,15 @@
 #include <limits>
 #include <utility>
 
+#include "runtime/client/names.h"
+
 namespace gpushm::client {
 namespace {
 
 using sync::LookAgain;
 
-constexpr int64_t kFirstStepNs = 50'000;
-constexpr int64_t kLongestStepNs = 2'000'000;
+constexpr int64_t kFirstLookNs = 50'000;
+constexpr int64_t kLongestLookNs = 2'000'000;
 // In case that nobody could ring an alarm.
 constexpr int64_t kSafetyNs = 1'000'000'000;
 constexpr int64_t kRetryNs = 100'000'000;
@@ -64,7 +66,7 @@ Result<void> Waiter::Add(Item item) {
 
 Result<void> Waiter::AddName(std::string_view name, uint64_t generation, uint64_t tag) {
   Item item{.kind = Kind::kName, .tag = tag, .name = std::string(name), .generation = generation};
-  const Result<registry::Found> found = client_->Lookup(name);
+  const Result<registry::Found> found = Lookup(*client_, name);
   if (!found && found.error().code() == Code::kInvalidArgument) {
     return std::unexpected(found.error());
   }
@@ -140,7 +142,7 @@ void Waiter::KeepConnected(int64_t now_ns) {
 }
 
 bool Waiter::Connect(const Deadline& deadline) {
-  auto connected = client_->Connect(deadline);
+  auto connected = client::Connect(client_, deadline);
   if (!connected) return false;
   Unwatch(&socket_);
   socket_ = std::move(connected->socket);
@@ -154,9 +156,10 @@ bool Waiter::Connect(const Deadline& deadline) {
 bool Waiter::Hear(Item* item, const Deadline& deadline) {
   if (item->connection == connection_) return true;
   Unwatch(&item->alarm);
-  auto got = item->kind == Kind::kName ? client_->NamesAlarm(connection_, deadline)
-             : item->ring              ? item->ring->HearAlarm(connection_, deadline)
-                                       : item->signal->HearAlarm(connection_, deadline);
+  auto got = item->kind == Kind::kName
+                 ? client_->names_alarm().Hear(client_, Lease(), connection_, deadline)
+             : item->ring ? item->ring->HearAlarm(connection_, deadline)
+                          : item->signal->HearAlarm(connection_, deadline);
   if (got) {
     if (!Watch(*got, EPOLLIN | EPOLLET)) return false;
     item->alarm = std::move(*got);
@@ -184,7 +187,7 @@ std::vector<Waiter::Event> Waiter::Collect(size_t capacity, int64_t now_ns) {
 
 // What is reported is what the program knows from then on.
 Waiter::Looked Waiter::LookAtName(Item* item) const {
-  const Result<registry::Found> found = client_->Lookup(item->name);
+  const Result<registry::Found> found = Lookup(*client_, item->name);
   if (!found) {
     if (found.error().code() != Code::kNotFound) return LookAgain::kByTimer;  // It is changing.
     if (!std::exchange(item->exists, false)) return LookAgain::kOnAlarm;
@@ -221,7 +224,7 @@ bool Waiter::Look(Item* item, int64_t now_ns, std::vector<Event>* events) {
     // After news the descriptor stays readable, and after an end nothing comes.
     item->next_ns = is_news || failure ? kNever : now_ns + kSafetyNs;
   } else if (item->step_ns == 0 || now_ns >= item->next_ns) {
-    item->step_ns = std::clamp(item->step_ns * 3 / 2, kFirstStepNs, kLongestStepNs);
+    item->step_ns = std::clamp(item->step_ns * 3 / 2, kFirstLookNs, kLongestLookNs);
     item->next_ns = now_ns + item->step_ns;
   }
   return !(is_news && item->kind == Kind::kSignal);
