@@ -1,8 +1,10 @@
 """Tests of what finds and runs the commands of documents, and of the checks of documents."""
 
 import pathlib
+import subprocess
 import tempfile
 import unittest
+import unittest.mock
 
 import commands
 from markdown_file import MarkdownFile, Unclosed
@@ -99,6 +101,21 @@ class ShellTest(unittest.TestCase):
     def test_a_process_in_the_background_does_not_hide_a_failure(self):
         failure = self.failure("<!-- run -->\n```sh\nsleep 600 &\nfalse\n```\n")
         self.assertEqual(failure.line, 4)
+
+    def test_what_a_block_left_running_ends_with_the_file(self):
+        """Also if it ignores SIGTERM. Method: each process holds a lock of its own file."""
+        text = ("<!-- run -->\n```sh\n"
+                "flock polite sleep 600 &\n"
+                "(trap '' TERM; exec flock deaf sleep 600) &\n"
+                "for file in polite deaf; do\n"
+                "  until [ -e $file ] && ! flock -n $file true; do sleep 0.01; done\n"
+                "done\n```\n")
+        shell = self.shell(text)
+        shell.wait_for(0, 20)
+        with unittest.mock.patch.object(commands, "GRACE_S", 0.2):
+            shell.close()
+        for name in ("polite", "deaf"):
+            subprocess.run(["flock", "--nonblock", str(self.root / name), "true"], check=True)
 
 
 class AnchorTest(unittest.TestCase):
