@@ -38,6 +38,10 @@ TEST(ShardIndexTest, ListsShardsAndTensorsInTheOrderOfNames) {
               ElementsAre(Shard{"m-1", {"d"}}, Shard{"m-10", {"c"}}, Shard{"m-2", {"a", "b"}}));
 }
 
+TEST(ShardIndexTest, IsAsTolerantAsTheReferenceImplementation) {
+  EXPECT_TRUE(ParseShardIndex(" \t\r\n" + Map(R"("a":"m")") + "\n"));
+}
+
 TEST(ShardIndexTest, RefusesFilesOutsideOfItsFolder) {
   for (const char* const file : {"", ".", "..", "/etc/passwd", "../m", "a/b", "a\\u0000b"}) {
     EXPECT_THAT(Refusal(Map(Concat(R"("t":")", file, "\""))),
