@@ -45,20 +45,28 @@ Result<void> ReportContent(const Attachment& attachment, uint64_t loaded_bytes, 
 namespace {
 
 // What another try finds otherwise once somebody has acted, or time has passed: a file that is not
-// there or not whole yet, or a process that is in the way.
+// there or not whole yet, a process that is in the way, or a volume that the system cannot read
+// now, such as one whose server is being restarted.
 bool Waits(Code code) {
-  return code == Code::kNotFound || code == Code::kLoading || code == Code::kBusy ||
-         code == Code::kStale || code == Code::kTimeout || code == Code::kUnavailable;
+  return code == Code::kNotFound || code == Code::kSystem || code == Code::kLoading ||
+         code == Code::kBusy || code == Code::kStale || code == Code::kTimeout ||
+         code == Code::kUnavailable;
 }
 
 }  // namespace
 
 void StateReason(Client* client, std::string_view name, const Status& why) {
-  const auto found = Lookup(*client, name);
+  const auto found = LookupReason(*client, name);
   if (!found || (found->record.state != registry::BufferState::kLoading &&
                  found->record.state != registry::BufferState::kFailed)) {
     return;
   }
+  const auto text =
+      protocol::ToLineField(Concat(why.what(), why.remedy().empty() ? "" : "; ", why.remedy()));
+  const bool fails = !Waits(why.code()) && found->record.state == registry::BufferState::kLoading;
+  const bool known = registry::ReasonCode(found->record) == static_cast<uint32_t>(why.code()) &&
+                     found->reason == protocol::FromLineField(text);
+  if (known && !fails) return;  // As at each look of a load that waits.
   const Deadline deadline = Deadline::AfterMs(kAnswerMs);
   const Result<SessionLock> lock = client->session().Lock(deadline);
   if (!lock) return;
@@ -66,8 +74,7 @@ void StateReason(Client* client, std::string_view name, const Status& why) {
       .name = protocol::ToNameField(name),
       .code = static_cast<uint32_t>(why.code()),
       .failed = Waits(why.code()) ? 0u : 1u,
-      .text = protocol::ToLineField(
-          Concat(why.what(), why.remedy().empty() ? "" : "; ", why.remedy()))};
+      .text = text};
   (void)client->session().Ask<protocol::EmptyReply>(*lock, Kind::kReason, request, deadline,
                                                     {.loss = Call::Loss::kRepeatable});
 }

@@ -17,7 +17,8 @@ Result<void> SetContent(Attachment* attachment, uint64_t content_bytes, const Wa
 Result<void> ReportContent(const Attachment& attachment, uint64_t loaded_bytes, bool complete,
                            const Wait& wait, const Digest& digest = {});
 // Tells the broker, and so everybody who waits for the buffer, why a load waits or has failed.
-// Without effect if the buffer has its content. Nobody is told that it cannot be told.
+// Without effect if the buffer has its content, or a process of another container loads it. Nobody
+// is told that it cannot be told.
 void StateReason(Client* client, std::string_view name, const Status& why);
 // Tells the broker that a load into a published generation has failed. `detaches`: the caller
 // detaches next.

@@ -7,6 +7,8 @@
 #include <cerrno>
 
 #include "contract/tensors/model.h"
+#include "runtime/client/c_api/support.h"
+#include "runtime/client/content.h"
 
 namespace gpushm::ctl {
 namespace {
@@ -113,6 +115,12 @@ Result<gpushm_reason> Connection::Reason(const std::string& name) {
     return std::unexpected(done.error());
   }
   return reason;
+}
+
+void Connection::StateReason(const std::string& name, const Status& why) {
+  if (auto* const client = client::FromHandle(client_.get())) {
+    client::StateReason(client, name, why);
+  }
 }
 
 Result<std::vector<Connection::Tensor>> Connection::Tensors(const std::string& name,

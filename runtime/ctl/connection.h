@@ -1,5 +1,5 @@
 // The C ABI as gpushmctl uses it: an owner for the client, Results for its statuses, and vectors
-// for its arrays.
+// for its arrays. StateReason alone is not in the ABI.
 //
 // Threads: one.
 #pragma once
@@ -50,6 +50,8 @@ class Connection {
   Result<std::vector<gpushm_info>> List();
   Result<gpushm_info> Lookup(const std::string& name);
   Result<gpushm_reason> Reason(const std::string& name);
+  // Tells whoever waits for the buffer why its load waits. Nobody is told that it cannot be told.
+  void StateReason(const std::string& name, const Status& why);
   // The values of the signals, barriers and rings among `infos`. Those that are gone by now, or
   // that this container may not use, are left out.
   std::vector<gpushm_sync_info> Look(const std::vector<gpushm_info>& infos);

@@ -182,8 +182,11 @@ Result<Stay::End> Stay::Load() {
       moved_ns = MonotonicNs();
     }
     if (MonotonicNs() - moved_ns > kSilentMs * 1'000'000) {
-      Say(Concat("waits: no byte has moved for ", kSilentMs / 1000,
-                 " s; its volume or the GPU's driver does not answer"));
+      const std::string why = Concat("no byte has moved for ", kSilentMs / 1000,
+                                     " s; its volume or the GPU's driver does not answer");
+      Say(Concat("waits: ", why));
+      // The child cannot.
+      if (connection_) connection_->StateReason(name_, {Code::kTimeout, why});
     }
   }
   read_errors();

@@ -143,6 +143,29 @@ TEST_F(CtlStayTest, AKilledLoadIsRepeated) {
   EXPECT_EQ(Ends(), 0);
 }
 
+// Goal: what passes by itself is no failure to whoever waits for the content. Method: the file,
+// which is as new as its last byte, is replaced while it settles.
+TEST_F(CtlStayTest, AFileThatIsReplacedDuringItsLoadIsNoFailure) {
+  StartDeclared();
+  const auto written_now = [&](const char* name, size_t bytes) {
+    const std::string path = WriteFile(name, bytes);
+    fs::last_write_time(path, fs::file_time_type::clock::now());
+    return path;
+  };
+  const std::string file = written_now("model", 3 << 20);
+  StartStay(file);
+  const auto loads = [&] {
+    return Ctl({"stat", "weights", "-o", "json"}).out.find("\"holders\": []") == std::string::npos;
+  };
+  ASSERT_TRUE(Until(loads)) << Said();
+  fs::rename(written_now("next", 5 << 20), file);
+  const Output waited = Ctl({"wait", "weights", "--timeout", "30s"});
+  EXPECT_EQ(waited.code, 0) << waited.err;
+  EXPECT_THAT(Said(), HasSubstr("changed while it was loaded"));
+  EXPECT_TRUE(Says("has its content, 5242880 bytes")) << Said();
+  EXPECT_EQ(Ends(), 0);
+}
+
 TEST_F(CtlStayTest, WhatABrokerLostIsLoadedAgain) {
   StartDeclared();
   StartStay(WriteFile("model", 1 << 20));

@@ -51,22 +51,26 @@ void Content::Complete(uint64_t loaded_bytes) {
   reason_ = {};
 }
 
-bool Content::State(uint64_t client, Reason reason, bool failed) {
+bool Content::State(uint64_t client, Reason reason) {
   if (is_there() || IsLoadedByOther(client)) return false;
   // A load in progress fails when it is given up.
-  const bool fails = failed && !is_being_loaded() && state_ != BufferState::kFailed;
+  const bool fails = !reason.passes && !is_being_loaded() && state_ != BufferState::kFailed;
   if (!fails && reason_ == reason) return false;
   if (fails) MoveTo(BufferState::kFailed);
   reason_ = std::move(reason);
   return true;
 }
 
-bool Content::GiveUp(uint64_t client, const Reason& why) {
+bool Content::GiveUp(uint64_t client, const Reason& why, bool tries_again) {
   if (!one_writer_loads_ && loader_ != client) return false;
-  MoveTo(BufferState::kFailed);
   if (reason_.text.empty()) reason_ = why;
   loader_ = 0;
   one_writer_loads_ = false;
+  if (tries_again && reason_.passes) {
+    Await();
+  } else {
+    MoveTo(BufferState::kFailed);
+  }
   return true;
 }
 

@@ -23,7 +23,8 @@ using registry::BufferState;
 // Why a buffer has no content: what its load waits for, or why it failed.
 struct Reason {
   Code code{};
-  std::string text{};  // One line; empty: nobody stated it.
+  std::string text{};   // One line; empty: nobody stated it.
+  bool passes = false;  // Another try may find it otherwise.
 
   friend bool operator==(const Reason&, const Reason&) = default;
 };
@@ -43,6 +44,7 @@ class Content {
   // How far the load is, or the last one was.
   uint64_t loaded_bytes() const { return loaded_bytes_; }
   bool is_being_loaded() const { return loader_ != 0 || one_writer_loads_; }
+  uint64_t loader() const { return loader_; }  // The client; 0: none, or nobody knows which.
   bool IsLoadedBy(uint64_t client) const { return loader_ != 0 && loader_ == client; }
   bool IsLoadedByOther(uint64_t client) const { return loader_ != 0 && loader_ != client; }
   // Why nobody may read it; fine if it is there.
@@ -55,12 +57,12 @@ class Content {
   void Complete(uint64_t loaded_bytes);
   // It is that of another generation from now on.
   void Renew() { Complete(0); }
-  // The client states why it is not there; `failed`: it gives up before it began. False: nothing
-  // changed.
-  bool State(uint64_t client, Reason reason, bool failed);
+  // The client states why it is not there. Without a load in progress it fails if that does not
+  // pass. False: nothing changed.
+  bool State(uint64_t client, Reason reason);
   // The client cannot go on. False: it does not load. The reason is the one that it stated, or
-  // `why`.
-  bool GiveUp(uint64_t client, const Reason& why);
+  // `why`. `tries_again`: it is awaited again if the reason passes.
+  bool GiveUp(uint64_t client, const Reason& why, bool tries_again);
   // False: the content is not there.
   bool LoseWriter();
   // What an earlier broker had, of which the clients `writers` still have the buffer for writing.

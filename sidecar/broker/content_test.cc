@@ -15,7 +15,8 @@ namespace {
 using enum registry::BufferState;
 
 constexpr std::array kStates = {kLoading, kReady, kWriterDied, kFailed};
-const Reason kWhy{.code = Code::kNotFound, .text = "no file w.bin"};
+const Reason kWhy{.code = Code::kInvalidArgument, .text = "w.bin is empty"};
+const Reason kWaits{.code = Code::kNotFound, .text = "no file w.bin", .passes = true};
 
 // The states that follow kStates, in this order.
 std::array<BufferState, 4> After(const std::function<void(Content*)>& move) {
@@ -36,19 +37,34 @@ TEST(Content, MovesAsDrawn) {
   EXPECT_EQ(After([](Content* c) { c->Renew(); }), (States{kReady, kReady, kReady, kReady}));
   EXPECT_EQ(After([](Content* c) { EXPECT_EQ(c->LoseWriter(), c->is_there()); }),
             (States{kLoading, kWriterDied, kWriterDied, kFailed}));
-  EXPECT_EQ(After([](Content* c) { EXPECT_EQ(c->State(1, kWhy, true), !c->is_there()); }),
+  EXPECT_EQ(After([](Content* c) { EXPECT_EQ(c->State(1, kWhy), !c->is_there()); }),
             (States{kFailed, kReady, kWriterDied, kFailed}));
-  EXPECT_EQ(After([](Content* c) { EXPECT_EQ(c->State(1, kWhy, false), !c->is_there()); }),
+  EXPECT_EQ(After([](Content* c) { EXPECT_EQ(c->State(1, kWaits), !c->is_there()); }),
             (States{kLoading, kReady, kWriterDied, kFailed}));
-  EXPECT_EQ(After([](Content* c) { EXPECT_FALSE(c->GiveUp(1, kWhy)); }), kStates)
+  EXPECT_EQ(After([](Content* c) { EXPECT_FALSE(c->GiveUp(1, kWhy, false)); }), kStates)
       << "nobody loads it";
   EXPECT_EQ(After([](Content* c) {
               c->Load(1, 7);
-              EXPECT_FALSE(c->GiveUp(2, kWhy));
-              EXPECT_FALSE(c->State(2, kWhy, true));
-              EXPECT_TRUE(c->GiveUp(1, kWhy));
+              EXPECT_FALSE(c->GiveUp(2, kWhy, false));
+              EXPECT_FALSE(c->State(2, kWhy));
+              EXPECT_TRUE(c->GiveUp(1, kWhy, false));
             }),
             (States{kFailed, kFailed, kFailed, kFailed}));
+}
+
+// Goal: what its own loader tries again is no failure to whoever waits.
+TEST(Content, WhatPassesIsAwaitedAgain) {
+  for (const bool passes : {true, false}) {
+    for (const bool tries_again : {true, false}) {
+      Content content(kLoading, 5);
+      content.Load(1, 7);
+      EXPECT_TRUE(content.State(1, passes ? kWaits : kWhy));
+      EXPECT_TRUE(content.GiveUp(1, kWhy, tries_again));
+      EXPECT_EQ(content.state(), passes && tries_again ? kLoading : kFailed);
+      EXPECT_EQ(content.reason(), passes ? kWaits : kWhy);
+      EXPECT_EQ(content.loaded_bytes(), passes && tries_again ? 0u : 7u);
+    }
+  }
 }
 
 TEST(Content, ASuccessorGoesOnWithALoadOrEndsIt) {
@@ -65,7 +81,7 @@ TEST(Content, ASuccessorGoesOnWithALoadOrEndsIt) {
   Content two(kLoading, 5);
   two.Restore({3, 4}, false, false);
   EXPECT_TRUE(two.is_being_loaded() && !two.IsLoadedByOther(5)) << "one of the two loads it";
-  EXPECT_TRUE(two.GiveUp(4, kWhy));
+  EXPECT_TRUE(two.GiveUp(4, kWhy, false));
 }
 
 }  // namespace

@@ -333,8 +333,9 @@ Result<void> Ledger::Detach(const Client& client, uint64_t lease_id) {
     DropPending(name, buffer->second);
   } else if (buffer->second.current == generation && writes &&
              buffer->second.content.GiveUp(
-                 client.id, {Code::kEnded,
-                             "the process that loaded it detached before the load was complete"})) {
+                 client.id,
+                 {Code::kEnded, "the process that loaded it detached before the load was complete"},
+                 IsLoader(buffer->second, client))) {
     Show(name);
   }
   RemoveIfUnused(name);
@@ -386,9 +387,10 @@ void Ledger::WriterDied(const std::string& name, uint64_t generation, const Clie
     return;
   }
   if (buffer.current != generation) return;
-  const bool is_loader = MayLoadFirst(buffer, client) || buffer.policy.loader == client.container;
+  const bool is_loader = IsLoader(buffer, client);
   const bool was_loading = buffer.content.GiveUp(
-      client.id, {Code::kPeerDied, "the process that loaded it died before the load was complete"});
+      client.id, {Code::kPeerDied, "the process that loaded it died before the load was complete"},
+      is_loader);
   if (is_loader) {  // It begins again, unless it was done.
     if (!was_loading) return;
     buffer.content.Await();
@@ -413,6 +415,10 @@ void Ledger::WriterDied(const std::string& name, uint64_t generation, const Clie
 }
 
 // ---- inside
+
+bool Ledger::IsLoader(const Buffer& buffer, const Client& client) const {
+  return MayLoadFirst(buffer, client) || buffer.policy.loader == client.container;
+}
 
 // An unpublished generation is dropped with the lease of its publisher.
 void Ledger::DropPending(const std::string& name, Buffer& buffer) {
@@ -700,8 +706,7 @@ Result<void> Ledger::SetContent(const Client& client, uint64_t lease_id, uint64_
   return {};
 }
 
-Result<void> Ledger::StateReason(const Client& client, const std::string& name, Reason reason,
-                                 bool failed) {
+Result<void> Ledger::StateReason(const Client& client, const std::string& name, Reason reason) {
   const Result<Buffer*> found = FindBuffer(name);
   if (!found) return std::unexpected(found.error());
   Buffer& buffer = **found;
@@ -709,7 +714,14 @@ Result<void> Ledger::StateReason(const Client& client, const std::string& name, 
     if (auto may = CheckWriter(buffer, name, client); !may) return may;
   }
   if (buffer.current == 0) return {};
-  if (buffer.content.State(client.id, std::move(reason), failed)) Show(name);
+  // In the container that loads it, the process that stays speaks for its child.
+  const uint64_t loader = buffer.content.loader();
+  const bool is_parent =
+      loader != 0 && IsLoader(buffer, client) &&
+      std::ranges::any_of(leases_.ByClient(loader).leases, [&](uint64_t id) {
+        return leases_.At(id).client.container == client.container;
+      });
+  if (buffer.content.State(is_parent ? loader : client.id, std::move(reason))) Show(name);
   return {};
 }
 

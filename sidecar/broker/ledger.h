@@ -162,13 +162,12 @@ class Ledger {
   // (docs/design/digest.md).
   Result<void> SetContent(const Client& client, uint64_t lease_id, uint64_t loaded_bytes,
                           bool complete, const Digest& digest = {});
-  // Who may write the buffer, or load it first, states why it has no content. `failed`: a LOADING
-  // buffer becomes FAILED. It has no effect on a buffer that has its content, or that another
-  // client loads. The reason of a load in progress remains if that load is given up; the next
-  // SetContent, and the next generation, remove it. A successor does not know it: whoever waits
-  // states it again.
-  Result<void> StateReason(const Client& client, const std::string& name, Reason reason,
-                           bool failed);
+  // Who may write the buffer, or load it first, states why it has no content. If that does not
+  // pass, a LOADING buffer becomes FAILED. It has no effect on a buffer that has its content, or
+  // that another client loads. The reason of a load in progress remains if that load is given up;
+  // the next SetContent, and the next generation, remove it. A successor does not know it: whoever
+  // waits states it again.
+  Result<void> StateReason(const Client& client, const std::string& name, Reason reason);
 
   // ---- descriptions (docs/design/descriptions.md)
   // The caller has checked that `memory` is sealed and has that many bytes. It is taken on success.
@@ -299,6 +298,8 @@ class Ledger {
   // The loader of a `file:` may write the buffer while it has no content, whatever its lists and
   // `access` say.
   bool MayLoadFirst(const Buffer& buffer, const Client& client) const;
+  // Whether the client is the container that loads the buffer, and loads it again after a failure.
+  bool IsLoader(const Buffer& buffer, const Client& client) const;
 
   LedgerLimits limits_;
   Generations generations_;

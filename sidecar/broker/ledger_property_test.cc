@@ -324,8 +324,8 @@ class Player {
   void Content() {
     if (Pick(4) == 0) {
       [[maybe_unused]] const auto r = ledger_.StateReason(
-          PickClient(), PickName(), {.code = Code::kNotFound, .text = Concat("no file ", Pick(9))},
-          Pick(2) == 0);
+          PickClient(), PickName(),
+          {.code = Code::kNotFound, .text = Concat("no file ", Pick(9)), .passes = Pick(2) == 0});
       return;
     }
     if (Pick(4) == 0) {

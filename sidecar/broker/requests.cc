@@ -530,10 +530,9 @@ Result<void> Broker::OnContent(Request& request, const protocol::ContentRequest&
 
 Result<void> Broker::OnReason(Request& request, const protocol::ReasonRequest& body) {
   Reason reason{.code = static_cast<Code>(body.code),
-                .text = std::string(protocol::FromLineField(body.text))};
-  if (auto r = ledger_->StateReason(request.client, NameOf(body.name), std::move(reason),
-                                    body.failed == 1);
-      !r) {
+                .text = std::string(protocol::FromLineField(body.text)),
+                .passes = body.failed == 0};
+  if (auto r = ledger_->StateReason(request.client, NameOf(body.name), std::move(reason)); !r) {
     return r;
   }
   return Done(request);
