@@ -33,13 +33,17 @@ constexpr int64_t kSilentMs = 10'000;
 constexpr int64_t kEndMs = 2'000;
 constexpr size_t kReasonBytes = 2048;
 
-// What a process said before it ended, in one line.
+constexpr std::string_view kPrefix = "gpushmctl: ";
+
+// The last message of a process, in one line.
 std::string OneLine(std::string text) {
   while (text.ends_with('\n')) text.pop_back();
+  if (const size_t at = text.rfind(Concat("\n", kPrefix)); at != std::string::npos) {
+    text.erase(0, at + 1);
+  }
   for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at)) {
     text.replace(at, 1, "; ");
   }
-  constexpr std::string_view kPrefix = "gpushmctl: ";
   return text.starts_with(kPrefix) ? text.substr(kPrefix.size()) : text;
 }
 
@@ -221,7 +225,8 @@ Result<ExitCode> Stay::Run() {
                             : WIFSIGNALED(end->status)
                                 ? Concat("signal ", WTERMSIG(end->status), " ended the load")
                                 : OneLine(end->text);
-    Say(Concat("is not loaded, it is tried again: ", why));
+    Say(Concat("is not loaded: ", why, "; gpushmctl tries again ",
+               is_cheap ? "every second" : Concat("within ", kLongestPauseMs / 1000, " s")));
     const Deadline again = Deadline::AfterMs(pause_ms);
     while (!ends_ && !again.Passed()) Pause(-1, again.RemainingMs());
   }

@@ -79,7 +79,9 @@ TEST_F(CtlStayTest, LoadsWhatAppearsAndStays) {
   StartStay(file);
   EXPECT_TRUE(Says("waits for the broker")) << Said();
   StartDeclared(", containers: [other]");
-  EXPECT_TRUE(Says("no such file")) << Said();
+  EXPECT_TRUE(Says("gpushmctl: \"weights\" is not loaded: load \"weights\": no such file: " + file +
+                   "; gpushmctl tries again every second\n"))
+      << Said();
   EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("loading"));
   const std::string whole = WriteFile("whole", 3 << 20);
   fs::rename(whole, file);
@@ -134,7 +136,8 @@ TEST_F(CtlStayTest, AKilledLoadIsRepeated) {
   ASSERT_TRUE(loads_part()) << Said();
   const pid_t first = Child();
   ASSERT_EQ(kill(first, SIGKILL), 0);
-  EXPECT_TRUE(Says("signal 9 ended the load")) << Said();
+  EXPECT_TRUE(Says("is not loaded: signal 9 ended the load; gpushmctl tries again within 16 s\n"))
+      << Said();
   EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("loading"));
   ASSERT_TRUE(Until([&] { return Child() != 0 && Child() != first; })) << Said();
   ASSERT_TRUE(loads_part()) << Said();
@@ -182,6 +185,7 @@ TEST_F(CtlStayTest, ABadFileIsTriedAgain) {
   const std::string file = WriteFile("large", 9 << 20);
   StartStay(file);
   ASSERT_TRUE(Says("has 9437184 bytes, but the buffer has 8388608")) << Said();
+  EXPECT_THAT(Said(), HasSubstr("; gpushmctl tries again every second\n"));
   usleep(2'500'000);  // sleep: for two more attempts, of which nobody is told
   const std::string said = Said();
   EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;

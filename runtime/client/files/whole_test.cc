@@ -180,6 +180,21 @@ TEST_F(WholeTest, AFileThatNothingAnnouncesSettles) {
   EXPECT_EQ(ready_, 3u);
 }
 
+// Goal: a load that waits tells the broker why once for each reason, not at each look.
+TEST_F(WholeTest, AReasonIsStatedOnce) {
+  broker_->SetState("weights", registry::BufferState::kLoading);
+  broker_->SetTwist([this](const FakeRequest& request, FakeReply*) {
+    if (request.kind != Kind::kReason) return;
+    const auto body = protocol::Parse<protocol::ReasonRequest>(request.message->span());
+    if (!body) return;
+    broker_->SetState("weights", registry::BufferState::kLoading,
+                      std::string(protocol::FromLineField(body->text)));
+  });
+  EXPECT_EQ(Load(At("weights.bin"), 3 * kLookMs + kLookMs / 2), GPUSHM_TIMEOUT);
+  EXPECT_THAT(Error(), HasSubstr("no such file"));
+  EXPECT_EQ(broker_->requests(Kind::kReason), 2u) << "the wait, and its end";
+}
+
 TEST_F(WholeTest, AShardIsNotAModel) {
   fs::create_directory(At("m"));
   const std::string shard =
