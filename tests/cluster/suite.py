@@ -36,7 +36,7 @@ import try_it
 # In a sensible order: what fails first explains what fails later. Cases that need the same of gpushm
 # follow the first of them.
 MODULES = ["test_node", "test_plugin", "test_restarts", "test_hostile", "test_dra", "test_claims",
-           "test_with_claims", "test_chart", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods",
+           "test_with_claims", "test_chart", "test_loading", "test_mps", "test_gpus", "test_placement", "test_readme", "test_pods",
            "test_monitoring", "test_support", "test_two_nodes", "test_users"]
 # These take longer, and run only when a pattern begins with their name.
 NAMED = ["test_certificates", "test_two_injectors", "test_versions", "test_mixed_versions"]
