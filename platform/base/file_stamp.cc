@@ -27,4 +27,14 @@ Result<struct stat> StatBeforeReading(int fd, std::string_view name) {
   }
 }
 
+Status NotSettled(std::string_view name) {
+  constexpr int64_t kSeconds = kSettleMs / 1000;
+  return {
+      Code::kBusy,
+      Concat(name, " changed less than ", kSeconds,
+             " s ago, and nothing says how long it is: it is loaded when it has not changed for ",
+             kSeconds, " s"),
+      "announce its size to save the wait: --bytes, or bytes: in the annotation"};
+}
+
 }  // namespace gpushm

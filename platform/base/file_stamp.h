@@ -39,4 +39,10 @@ inline constexpr int64_t kStampTickNs = 20'000'000;
 // tick has passed, so that a write after this call changes the stamp. `name` is for messages.
 Result<struct stat> StatBeforeReading(int fd, std::string_view name);
 
+// How long a file must not have changed if nothing says how long it is: a client of NFS may see a
+// change this late (acregmin of nfs(5)), and writers pause less.
+inline constexpr int64_t kSettleMs = 3000;
+// Why its load is not complete yet, and how to save that wait. kBusy.
+Status NotSettled(std::string_view name);
+
 }  // namespace gpushm

@@ -70,11 +70,10 @@ void StateReason(Client* client, std::string_view name, const Status& why) {
   const Deadline deadline = Deadline::AfterMs(kAnswerMs);
   const Result<SessionLock> lock = client->session().Lock(deadline);
   if (!lock) return;
-  const protocol::ReasonRequest request{
-      .name = protocol::ToNameField(name),
-      .code = static_cast<uint32_t>(why.code()),
-      .failed = Waits(why.code()) ? 0u : 1u,
-      .text = text};
+  const protocol::ReasonRequest request{.name = protocol::ToNameField(name),
+                                        .code = static_cast<uint32_t>(why.code()),
+                                        .failed = Waits(why.code()) ? 0u : 1u,
+                                        .text = text};
   (void)client->session().Ask<protocol::EmptyReply>(*lock, Kind::kReason, request, deadline,
                                                     {.loss = Call::Loss::kRepeatable});
 }

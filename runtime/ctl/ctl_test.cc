@@ -180,14 +180,19 @@ TEST(Transfers, TellTheWayAndThePartOfTheLink) {
   EXPECT_EQ(TransferLine("loaded", "f", "w", result),
             "loaded f to w: 8Gi in 500ms, 32.0 GiB/s, 0.80 of the PCIe link's 40.0 GiB/s, "
             "direct (not in the page cache)\n");
-  EXPECT_THAT(TransferLine("loaded", "f", "w", result, 7),
+  EXPECT_THAT(TransferLine("loaded", "f", "w", result, 0, 7),
               HasSubstr("(not in the page cache), generation 7\n"));
-  EXPECT_THAT(TransferJson("w", "f", result, 7), HasSubstr("\"generation\": \"7\""));
-  const std::string json = TransferJson("w", "f", result);
+  EXPECT_THAT(TransferJson("w", "f", result, 0, 7), HasSubstr("\"generation\": \"7\""));
+  result.elapsed_ns += 2 * kSecond;
+  EXPECT_EQ(TransferLine("loaded", "f", "w", result, 2 * kSecond),
+            "loaded f to w: 8Gi in 500ms, 32.0 GiB/s, 0.80 of the PCIe link's 40.0 GiB/s, "
+            "direct (not in the page cache), after it a wait of 2s\n");
+  const std::string json = TransferJson("w", "f", result, 2 * kSecond);
   EXPECT_THAT(json, ::testing::Not(HasSubstr("generation")));
   for (const char* part :
        {"\"file_method\": \"direct\"", "\"file_reason\": \"not in the page cache\"",
-        "\"moving_seconds\": 0.25", "\"link_fraction\": 0.8"}) {
+        "\"moving_seconds\": 0.25", "\"elapsed_seconds\": 0.5", "\"settling_seconds\": 2.0",
+        "\"link_fraction\": 0.8"}) {
     EXPECT_THAT(json, HasSubstr(part));
   }
 }

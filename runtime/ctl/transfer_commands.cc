@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "platform/base/clock.h"
+#include "platform/base/file_stamp.h"
 #include "runtime/ctl/commands.h"
 #include "runtime/ctl/format.h"
 #include "runtime/ctl/stay.h"
@@ -19,6 +20,8 @@ namespace gpushm::ctl {
 namespace {
 
 constexpr int64_t kRedrawNs = 100'000'000;
+// A load that waits this long for its file to stay as it is says so, and how long it was.
+constexpr int64_t kSayWaitNs = 500'000'000;
 constexpr uint64_t kMinChunkBytes = uint64_t{1} << 20;
 constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 30;
 
@@ -85,6 +88,10 @@ class ProgressBar {
     PrintError("\r" +
                ProgressLine(name_, done_bytes, total_bytes, now_ns - start_ns_, columns - 1) +
                "\033[K");
+  }
+  // A line above it.
+  void Say(std::string_view line) {
+    PrintError(Concat(drawn_ ? "\r\033[K" : "", "gpushmctl: ", line, "\n"));
   }
 
  private:
@@ -162,19 +169,31 @@ Result<ExitCode> RunTransfer(const Context& context, const TransferArguments& ar
   settings.timeout_ms = context.globals.timeout_ms ? context.globals.TimeoutMs() : GPUSHM_DONT_WAIT;
   const Deadline deadline = Deadline::AfterMs(std::max<int64_t>(settings.timeout_ms, 0));
   uint64_t generation = 0;
-  bool resized = false;  // The file was, between its measurement and its load.
+  bool resized = false;     // The file was, between its measurement and its load.
+  int64_t settling_ns = 0;  // Of the time: the bytes had moved, and the file had to stay as it is.
   const auto transfer = [&]() -> Result<gpushm_transfer_result> {
     Result<uint64_t> next_bytes;
     if (arguments.next) next_bytes = PrepareNext(&*connection, arguments, deadline, &settings);
     if (!next_bytes) return std::unexpected(next_bytes.error());
     ProgressBar bar(arguments.name, !arguments.no_progress && IsTerminal(STDERR_FILENO));
     std::optional<uint64_t> last_bytes;
+    std::optional<int64_t> moved_ns;  // When all bytes had moved.
+    bool said = false;
     settings.progress = [&, last_bytes](uint64_t done_bytes, uint64_t total_bytes) mutable {
       // Until now this was the wait for the buffer, which --timeout limits and Ctrl-C ends
       // directly.
       if (!last_bytes) CatchInterrupt();
+      const bool moved = load && total_bytes != 0 && done_bytes >= total_bytes;
+      const int64_t now_ns = MonotonicNs();
+      if (!moved || !moved_ns) moved_ns = moved ? std::optional(now_ns) : std::nullopt;
+      const bool settles = moved && now_ns - *moved_ns > kSayWaitNs;
+      if (settles) settling_ns = now_ns - *moved_ns;
+      if (settles && !std::exchange(said, true)) {
+        const Status why = NotSettled(arguments.path == "-" ? "standard input" : arguments.path);
+        bar.Say(Concat("waits: ", why.what(), "; ", why.remedy()));
+      }
       // Also called while a stream stalls.
-      if (done_bytes != last_bytes) watchdog.Feed();
+      if (moved || done_bytes != last_bytes) watchdog.Feed();
       last_bytes = done_bytes;
       bar.Update(done_bytes, total_bytes);
       return !Interrupted();
@@ -204,9 +223,11 @@ Result<ExitCode> RunTransfer(const Context& context, const TransferArguments& ar
   }
   if (!result) return std::unexpected(result.error());
   const std::string text =
-      context.globals.json ? TransferJson(arguments.name, arguments.path, *result, generation)
-      : load ? TransferLine("loaded", arguments.path, arguments.name, *result, generation)
-             : TransferLine("saved", arguments.name, arguments.path, *result);
+      context.globals.json
+          ? TransferJson(arguments.name, arguments.path, *result, settling_ns, generation)
+      : load
+          ? TransferLine("loaded", arguments.path, arguments.name, *result, settling_ns, generation)
+          : TransferLine("saved", arguments.name, arguments.path, *result);
   if (!load && arguments.path == "-") {
     PrintError(text);  // Standard output carries the bytes.
   } else if (auto done = Print(text); !done) {

@@ -1,4 +1,6 @@
 // Loads and saves by gpushmctl (integration_testing.h).
+#include <algorithm>
+
 #include "platform/transfer/file_way.h"
 #include "runtime/ctl/integration_testing.h"
 
@@ -281,6 +283,101 @@ TEST_F(CtlTest, MovesByGpuDirectStorage) {
   const Output other = Ctl({"load", large, "more"}, {.environment = {"GPUSHM_CUFILE=/none"}});
   EXPECT_EQ(other.code, 0) << other.err;
   EXPECT_THAT(other.out, Not(HasSubstr(", gds")));
+}
+
+// Goal: nobody wonders why a small file takes seconds, and the speed is that of the load.
+TEST_F(CtlTest, AFileThatWasJustWrittenIsWaitedForWithTheReason) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string file = (dir_ / "model").string();
+  const std::string reason =
+      file +
+      " changed less than 3 s ago, and nothing says how long it is: it is loaded when it "
+      "has not changed for 3 s; announce its size";
+  for (const std::vector<std::string>& more : {std::vector<std::string>{}, {"--next"}}) {
+    std::vector<std::string> words = {build_ + "/bin/gpushmctl", "load", file, "weights",
+                                      "--stall-timeout",         "1s"};
+    words.insert(words.end(), more.begin(), more.end());
+    std::ofstream(file, std::ios::binary) << "12345";
+    const pid_t loader = fork();
+    if (loader == 0) {
+      RedirectTo(STDOUT_FILENO, "new.out");
+      RedirectTo(STDERR_FILENO, "new.err");
+      Exec(words);
+    }
+    if (more.empty()) {
+      EXPECT_THAT(Eventually("changed less than"), HasSubstr(reason));
+    }
+    int status = -1;
+    waitpid(loader, &status, 0);
+    const std::string said = Slurp((dir_ / "new.err").string());
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << said;
+    EXPECT_THAT(said, ::testing::StartsWith("gpushmctl: waits: " + reason));
+    EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
+    EXPECT_THAT(Slurp((dir_ / "new.out").string()),
+                ::testing::ContainsRegex(" 5 in [0-9]+ms, .*, after it a wait of 2s\n"));
+  }
+  gpushm::testing::Settle(file);
+  const Output settled = Ctl({"load", file, "weights"});
+  EXPECT_EQ(settled.err, "");
+  EXPECT_THAT(settled.out, Not(HasSubstr("wait")));
+}
+
+TEST_F(CtlTest, StandardInputIsCalledSo) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string load = build_ + "/bin/gpushmctl load - weights";
+  const Output none = Run({"/bin/sh", "-c", "true | " + load});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("standard input: the stream had nothing"));
+  EXPECT_THAT(Ctl({"stat", "weights"}).out, HasSubstr("standard input: the stream had nothing"));
+  const std::string large = WriteFile("large", 9 << 20);
+  EXPECT_THAT(Run({"/bin/sh", "-c", load + " < " + large}).err,
+              HasSubstr("standard input has 9437184 bytes"));
+  EXPECT_THAT(
+      Run({"/bin/sh", "-c", build_ + "/bin/gpushmctl save weights - --file-method direct | cat"})
+          .err,
+      HasSubstr("standard output is a stream"));
+}
+
+// Goal: who may read a file, and as whom gpushmctl asked, are in the error.
+TEST_F(CtlTest, AFileThatMayNotBeReadIsExplained) {
+  StartBroker();
+  ASSERT_EQ(Ctl({"create", "weights", "8Mi"}).code, 0);
+  const std::string file = WriteFile("closed", 1 << 20);
+  fs::permissions(file, fs::perms::owner_read);
+  const Output closed = Ctl({"load", file, "weights"}, {.uid = kNobody});
+  EXPECT_EQ(closed.code, 1);
+  EXPECT_THAT(closed.err,
+              HasSubstr("open " + file +
+                        ", which is of user 0 and group 0 with mode 0400, as user 65534 and group "
+                        "65534"));
+  EXPECT_THAT(closed.err, AllOf(HasSubstr(": Permission denied\n"), HasSubstr("chmod a+rX it"),
+                                HasSubstr("fsGroup"), HasSubstr("runAsUser")));
+  const std::string folder = (dir_ / "folder").string();
+  fs::create_directory(folder);
+  const std::string inside = WriteFile("folder/model.safetensors", 16);
+  fs::permissions(folder, fs::perms::owner_all);
+  for (const std::string& name : {inside, folder}) {
+    const Output out = Ctl({"load", name, "weights"}, {.uid = kNobody});
+    EXPECT_EQ(out.code, 1);
+    EXPECT_THAT(out.err, AllOf(HasSubstr("open " + name), HasSubstr("with mode 0700, as user")));
+    EXPECT_EQ(out.err.find(" in the folder " + folder + ", which") != std::string::npos,
+              name == inside)
+        << out.err;
+  }
+  // A mode can be put right, so whoever may wait waits.
+  const pid_t loader = fork();
+  if (loader == 0) {
+    Enter({.uid = kNobody});
+    Exec(
+        {build_ + "/bin/gpushmctl", "load", file, "weights", "--timeout", "25s", "--bytes", "1Mi"});
+  }
+  usleep(100'000);  // sleep: so that most runs see the mode before it changes
+  fs::permissions(file, fs::perms::owner_read | fs::perms::others_read);
+  int status = -1;
+  waitpid(loader, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 TEST_F(CtlTest, StalledOrKilledInTheMiddle) {

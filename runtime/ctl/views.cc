@@ -540,18 +540,22 @@ std::string LinkText(const gpushm_transfer_result& result) {
 }  // namespace
 
 std::string TransferLine(std::string_view verb, std::string_view from, std::string_view to,
-                         const gpushm_transfer_result& result, uint64_t generation) {
+                         const gpushm_transfer_result& result, int64_t settling_ns,
+                         uint64_t generation) {
   const std::string reason = FileReasonName(result.file_reason);
   return Concat(verb, " ", Printable(from), " to ", Printable(to), ": ", FormatBytes(result.bytes),
-                " in ", FormatAge(result.elapsed_ns), ", ",
+                " in ", FormatAge(result.elapsed_ns - settling_ns), ", ",
                 FormatRate(result.bytes, MovingNs(result)), LinkText(result), ", ",
                 FileMethodName(result.file_method), reason.empty() ? "" : Concat(" (", reason, ")"),
-                generation == 0 ? "" : Concat(", generation ", generation), "\n");
+                generation == 0 ? "" : Concat(", generation ", generation),
+                settling_ns == 0 ? "" : Concat(", after it a wait of ", FormatAge(settling_ns)),
+                "\n");
 }
 
 std::string TransferJson(std::string_view buffer, std::string_view file,
-                         const gpushm_transfer_result& result, uint64_t generation) {
-  const double seconds = static_cast<double>(result.elapsed_ns) / 1e9;
+                         const gpushm_transfer_result& result, int64_t settling_ns,
+                         uint64_t generation) {
+  const double seconds = static_cast<double>(result.elapsed_ns - settling_ns) / 1e9;
   const double moving_seconds = static_cast<double>(result.moving_ns) / 1e9;
   const double rate = seconds > 0 ? static_cast<double>(result.bytes) / seconds : 0;
   Json object({{"buffer", buffer},
@@ -562,6 +566,7 @@ std::string TransferJson(std::string_view buffer, std::string_view file,
                {"elapsed_seconds", Rounded(seconds)},
                {"bytes_per_second", Rounded(rate)},
                {"moving_seconds", Rounded(moving_seconds)},
+               {"settling_seconds", Rounded(static_cast<double>(settling_ns) / 1e9)},
                {"link_bytes_per_second", result.link_bytes_per_second},
                {"link_fraction", Rounded(LinkPart(result))}});
   if (generation != 0) object["generation"] = std::to_string(generation);

@@ -64,10 +64,13 @@ std::string TopJson(const TopSample& sample, int64_t now_unix_ns);
 
 std::string InfoLine(std::string_view verb, const gpushm_info& info);
 std::string InfoJson(const gpushm_info& info);
-// `generation`: the one that the load made; 0: none.
+// `settling_ns`: how long the load then waited until its file had not changed for some seconds. It
+// is no part of the load's time. `generation`: the one that the load made; 0: none.
 std::string TransferLine(std::string_view verb, std::string_view from, std::string_view to,
-                         const gpushm_transfer_result& result, uint64_t generation = 0);
+                         const gpushm_transfer_result& result, int64_t settling_ns = 0,
+                         uint64_t generation = 0);
 std::string TransferJson(std::string_view buffer, std::string_view file,
-                         const gpushm_transfer_result& result, uint64_t generation = 0);
+                         const gpushm_transfer_result& result, int64_t settling_ns = 0,
+                         uint64_t generation = 0);
 
 }  // namespace gpushm::ctl

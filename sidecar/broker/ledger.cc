@@ -716,11 +716,10 @@ Result<void> Ledger::StateReason(const Client& client, const std::string& name, 
   if (buffer.current == 0) return {};
   // In the container that loads it, the process that stays speaks for its child.
   const uint64_t loader = buffer.content.loader();
-  const bool is_parent =
-      loader != 0 && IsLoader(buffer, client) &&
-      std::ranges::any_of(leases_.ByClient(loader).leases, [&](uint64_t id) {
-        return leases_.At(id).client.container == client.container;
-      });
+  const bool is_parent = loader != 0 && IsLoader(buffer, client) &&
+                         std::ranges::any_of(leases_.ByClient(loader).leases, [&](uint64_t id) {
+                           return leases_.At(id).client.container == client.container;
+                         });
   if (buffer.content.State(is_parent ? loader : client.id, std::move(reason))) Show(name);
   return {};
 }

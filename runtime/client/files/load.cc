@@ -28,15 +28,17 @@ Result<void> CheckFits(const LoadSource& source, uint64_t size_bytes) {
 }
 
 // Whether the files are what they were before their first byte. For a file that nothing announces,
-// returns only when it has been so for kSettleMs.
+// returns only when it has been so for kSettleMs; `waits` is called if that is not soon.
 Result<void> Settle(const LoadSource& source, const TransferOptions& options, const Wait& wait,
-                    bool* changed) {
-  for (;;) {
+                    const std::function<void()>& waits, bool* changed) {
+  constexpr int64_t kSoonMs = 500;
+  for (bool said = false;;) {
     auto same = source.CheckUnchanged();
     *changed = !same;
     if (!same) return same;
     const int64_t left_ms = source.UnsettledMs();
     if (left_ms == 0) return {};
+    if (left_ms > kSoonMs && !std::exchange(said, true)) waits();
     if (auto on = CallProgress(options, wait, source.file_bytes, source.file_bytes); !on) return on;
     if (wait.answer.Passed()) {
       return Fail(Code::kTimeout,
@@ -159,7 +161,10 @@ Result<TransferOutcome> FillOnce(Attachment* attachment, const LoadSource& sourc
     now->changed = (code == Code::kBusy || code == Code::kSystem) && !source.CheckUnchanged();
     return std::unexpected(copied.error());
   }
-  if (auto same = Settle(source, options, wait, &now->changed); !same) {
+  const auto waits = [&] {
+    if (published) StateReason(facts.client, facts.name, NotSettled(source.name));
+  };
+  if (auto same = Settle(source, options, wait, waits, &now->changed); !same) {
     return std::unexpected(same.error());
   }
   if (auto whole = source.CheckStream(options.announced, copied->bytes); !whole) {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <climits>
 #include <cstdio>
@@ -24,6 +25,40 @@ Status NoSuchWay(const std::string& name) {
   return {Code::kUnsupported,
           Concat(name, " is a stream, which can only be read or written in order"),
           "leave file_method at GPUSHM_FILE_AUTO, or name a file"};
+}
+
+std::string NameOfDescriptor(int descriptor) {
+  if (descriptor == STDIN_FILENO) return "standard input";
+  if (descriptor == STDOUT_FILENO) return "standard output";
+  return Concat("descriptor ", descriptor);
+}
+
+// Who may read what the system refuses to open, and as whom this process asked: the file, or the
+// first folder on the way to it that cannot be entered.
+std::unexpected<Status> FailDenied(const std::string& path) {
+  struct stat info{};
+  std::string what = Concat("open ", path);
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    const std::string part = path.substr(0, end);
+    if (stat(part.c_str(), &info) != 0) return FailSystem(EACCES, what);
+    const bool last = end == std::string::npos;
+    struct stat inside{};
+    const bool entered = stat(Concat(part, "/.").c_str(), &inside) == 0;
+    if (!last && entered) continue;
+    if (!last) what += Concat(" in the folder ", part);
+    break;
+  }
+  std::array<char, 8> mode{};
+  std::snprintf(mode.data(), mode.size(), "%04o", info.st_mode & 07777);
+  what += Concat(", which is of user ", info.st_uid, " and group ", info.st_gid, " with mode ",
+                 mode.data(), ", as user ", geteuid(), " and group ", getegid());
+  std::vector<gid_t> groups(static_cast<size_t>(std::max(getgroups(0, nullptr), 0)));
+  const int count = getgroups(static_cast<int>(groups.size()), groups.data());
+  for (int i = 0; i < count; ++i) {
+    if (groups[static_cast<size_t>(i)] != getegid())
+      what += Concat(", ", groups[static_cast<size_t>(i)]);
+  }
+  return FailSystem(EACCES, what, "chmod a+rX it, or set fsGroup or runAsUser of the pod");
 }
 
 // The first link on the way to `path` that leads nowhere: "L is a link to T". Empty: there is none.
@@ -90,6 +125,7 @@ Result<UniqueFd> OpenPath(const std::string& path) {
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd) return fd;
   const int error = errno;
+  if (error == EACCES) return FailDenied(path);
   if (error != ENOENT && error != ENOTDIR) return FailSystem(error, Concat("open ", path));
   const std::string link = DeadLink(path);
   if (link.empty()) return Fail(Code::kNotFound, Concat("no such file: ", path));
@@ -101,7 +137,7 @@ Result<OpenFile> OpenToLoad(const TransferFile& from, FileWay asked) {
   OpenFile file;
   if (!from.path) {
     file.fd = from.descriptor;
-    file.name = Concat("descriptor ", from.descriptor);
+    file.name = NameOfDescriptor(from.descriptor);
     return Use(std::move(file), asked);
   }
   file.name = *from.path;
@@ -282,7 +318,7 @@ Result<SaveTarget> SaveTarget::Open(const TransferFile& to, uint64_t size_bytes,
   if (!to.path) {
     struct stat info{};
     file.fd = to.descriptor;
-    file.name = Concat("descriptor ", to.descriptor);
+    file.name = NameOfDescriptor(to.descriptor);
     if (fstat(file.fd, &info) != 0) return FailSystem(errno, Concat("stat ", file.name));
     if (!IsOpen(asked)) return std::unexpected(NoSuchWay(file.name));
     file.plan = {FileWay::kStream, FileReason::kInOrder};

@@ -35,9 +35,6 @@ Result<UniqueFd> OpenPath(const std::string& path);
 
 Result<OpenFile> OpenToLoad(const TransferFile& from, FileWay asked);
 
-// How long a file must not have changed if nothing says how long it is: a client of NFS may see a
-// change this late (acregmin of nfs(5)), and writers pause less.
-inline constexpr int64_t kSettleMs = 3000;
 // How often a load looks whether what it waits for is there. No event comes from NFS and FUSE.
 inline constexpr int kLookMs = 1000;
 

@@ -1,7 +1,7 @@
 #include "runtime/client/files/steps.h"
 
-#include "runtime/client/files/borrowed_context.h"
 #include "runtime/client/client.h"
+#include "runtime/client/files/borrowed_context.h"
 
 namespace gpushm::client {
 
