@@ -8,7 +8,7 @@ clang_packages=(clang-19 libclang-rt-19-dev llvm-19)
 
 # configure NAME ARGUMENT ...: by CMake, whose output appears only if it fails.
 configure() {
-  cmake "${@:2}" -DGPUSHM_CUDA_ROOT="$cuda" >"$build/configure-$1.log" 2>&1 ||
+  cmake "${@:2}" -DGPUSHM_CUDA_ROOT="$cuda" ${ptxas:+-DGPUSHM_PTXAS="$ptxas"} >"$build/configure-$1.log" 2>&1 ||
     { cat "$build/configure-$1.log" >&2; die "configuring the build \"$1\" failed"; }
 }
 

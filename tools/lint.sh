@@ -37,6 +37,7 @@ check() {
 }
 
 check python3 tests/repo_check.py
+check ./run kernels --check
 check ./run docs --check
 check ./run docs check
 check shell

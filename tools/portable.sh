@@ -18,7 +18,8 @@ portable_folder() {
 # portable MACHINE: builds them for x86_64 or aarch64. The folder bin/ there has the compilers.
 portable() {
   prepare
-  venv "$zig_package"
+  venv "$zig_package" "$ptxas_package"
+  find_ptxas
   local machine=$1 tool folder
   folder=$(portable_folder "$machine")
   mkdir -p "$folder/bin" "$folder/include"

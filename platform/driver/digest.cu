@@ -1,5 +1,5 @@
-// Digests of ranges of a GPU's memory (docs/design/digest.md). `./run kernels` makes digest_ptx.h
-// of it, which the driver compiles for its GPU.
+// Digests of ranges of a GPU's memory (docs/design/digest.md). `./run kernels` makes digest.ptx of
+// it, and the build machine code of that.
 //
 // A warp takes a span of pieces, and a lane its column of a piece: 32 rows of 512 bytes, each one
 // load of the warp. What a warp collects of a range is added to that range's sums once.

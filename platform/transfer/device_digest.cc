@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "platform/driver/device.h"
+#include "platform/driver/digest_images.h"
 #include "platform/driver/digest_kernel.h"
-#include "platform/driver/digest_ptx.h"
 #include "platform/driver/stream_waits.h"
 
 namespace gpushm {
@@ -42,34 +42,26 @@ class Scratch {
 
 }  // namespace
 
-DeviceDigest::DeviceDigest(const CudaApi& api, uint64_t bytes, Compiler compiler)
-    : api_(api), crew_(bytes >= kKernelBytes && compiler == Compiler::kHelper ? 1 : 0) {
-  if (bytes < kKernelBytes || api_.cuCtxGetCurrent(&context_) != CUDA_SUCCESS) return;
-  compiling_.parts = 1;
-  compiling_.work = [this](size_t) { Compile(); };
-  crew_.Start(&compiling_);
+// A driver without code for its GPU compiles PTX. One that cannot (an image without its compiler,
+// CUDA_DISABLE_PTX_JIT) is no error.
+DeviceDigest::DeviceDigest(const CudaApi& api, uint64_t bytes) : api_(api) {
+  if (bytes < kKernelBytes) return;
+  for (const unsigned char* const image : kernel::Images()) {
+    if (api_.cuModuleLoadData(&module_, image) != CUDA_SUCCESS) {
+      module_ = nullptr;
+    } else if (api_.cuModuleGetFunction(&kernel_, module_, kernel::kName) == CUDA_SUCCESS) {
+      return;
+    } else {
+      api_.cuModuleUnload(std::exchange(module_, nullptr));
+    }
+  }
 }
 
 DeviceDigest::~DeviceDigest() {
-  if (compiling_.parts != 0) crew_.Finish(&compiling_);
   if (module_ != nullptr) api_.cuModuleUnload(module_);
 }
 
-// A driver that compiles nothing (an image without its compiler, CUDA_DISABLE_PTX_JIT) is no error.
-void DeviceDigest::Compile() {
-  if (api_.cuCtxPushCurrent(context_) != CUDA_SUCCESS) return;
-  if (api_.cuModuleLoadData(&module_, kernel::kPtx) != CUDA_SUCCESS) {
-    module_ = nullptr;
-  } else if (api_.cuModuleGetFunction(&kernel_, module_, kernel::kName) != CUDA_SUCCESS) {
-    api_.cuModuleUnload(std::exchange(module_, nullptr));
-  }
-  CUcontext popped = nullptr;
-  api_.cuCtxPopCurrent(&popped);
-}
-
 Result<std::vector<Digest>> DeviceDigest::Of(std::span<const DeviceRange> ranges) {
-  if (compiling_.parts != 0) crew_.Finish(&compiling_);
-  compiling_.parts = 0;
   std::vector<Digest> digests;
   digests.reserve(ranges.size());
   for (size_t at = 0; at < ranges.size(); at += kRangesAtOnce) {

@@ -1,6 +1,6 @@
 // Digests of what a GPU's memory has (docs/design/digest.md). A kernel makes them at the speed of
-// the memory. The processor makes those of small contents, for which compiling the kernel takes
-// longer, and all of them where the driver compiles none.
+// the memory. The processor makes those of small contents, and all of them where the driver takes
+// no kernel.
 //
 // Threads: one uses it, and its current context.
 #pragma once
@@ -14,7 +14,6 @@
 #include "platform/base/digest.h"
 #include "platform/base/status.h"
 #include "platform/driver/cuda_api.h"
-#include "platform/transfer/crew.h"
 
 namespace gpushm {
 
@@ -25,15 +24,12 @@ struct DeviceRange {
 
 class DeviceDigest {
  public:
-  // Below this, the processor makes them. The driver compiles the kernel in 10 to 30 ms, unless its
-  // cache has it.
+  // Below this, the processor makes them.
   static constexpr uint64_t kKernelBytes = uint64_t{32} << 20;
 
-  enum class Compiler { kHere, kHelper };
-
-  // For about that many bytes. If they are for the kernel, a helper begins to compile it in the
-  // context that is current now: the bytes need not be there yet. With kHere, Of compiles it.
-  DeviceDigest(const CudaApi& api, uint64_t bytes, Compiler compiler);
+  // For about that many bytes. If they are for the kernel, loads it into the context that is
+  // current now: the bytes need not be there yet.
+  DeviceDigest(const CudaApi& api, uint64_t bytes);
   DeviceDigest(const DeviceDigest&) = delete;
   DeviceDigest& operator=(const DeviceDigest&) = delete;
   ~DeviceDigest();
@@ -44,17 +40,13 @@ class DeviceDigest {
   bool by_kernel() const { return by_kernel_; }
 
  private:
-  void Compile();
   Result<std::vector<DigestSums>> ByKernel(std::span<const DeviceRange> ranges);
   Result<std::vector<DigestSums>> ByProcessor(std::span<const DeviceRange> ranges);
 
   const CudaApi& api_;
-  CUcontext context_ = nullptr;
   CUmodule module_ = nullptr;  // Null: the processor makes them.
   CUfunction kernel_ = nullptr;
   bool by_kernel_ = false;
-  Crew::Batch compiling_;
-  Crew crew_;  // Declared last: its helper works on the rest.
 };
 
 }  // namespace gpushm

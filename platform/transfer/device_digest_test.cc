@@ -46,7 +46,7 @@ class DeviceDigestTest : public testing::DeviceRoomTest {
   }
   // Of a digest for that many bytes, which decides who makes it.
   void Check(uint64_t expected_bytes, std::span<const DeviceRange> ranges, bool by_kernel) {
-    DeviceDigest digest(*api_, expected_bytes, DeviceDigest::Compiler::kHelper);
+    DeviceDigest digest(*api_, expected_bytes);
     const auto made = digest.Of(ranges);
     ASSERT_TRUE(made) << made.error().ToString();
     EXPECT_EQ(digest.by_kernel(), by_kernel);
@@ -82,7 +82,7 @@ TEST_F(DeviceDigestTest, MoreRangesThanOneLaunchTakes) {
 }
 
 TEST_F(DeviceDigestTest, NothingNeedsNoLaunch) {
-  DeviceDigest digest(*api_, kDigestRoomBytes, DeviceDigest::Compiler::kHelper);
+  DeviceDigest digest(*api_, kDigestRoomBytes);
   const auto none = digest.Of({});
   ASSERT_TRUE(none);
   EXPECT_TRUE(none->empty());
@@ -101,28 +101,17 @@ TEST_F(DeviceDigestTest, WithoutTheKernelTheProcessorMakesIt) {
   }
 }
 
-TEST_F(DeviceDigestTest, CompilesWithoutAHelperToo) {
-  const std::vector<DeviceRange> ranges = {Range(0, kDigestRoomBytes)};
-  DeviceDigest digest(*api_, kDigestRoomBytes, DeviceDigest::Compiler::kHere);
-  const auto made = digest.Of(ranges);
-  ASSERT_TRUE(made) << made.error().ToString();
-  EXPECT_TRUE(digest.by_kernel());
-  EXPECT_EQ(*made, Expected(ranges));
-}
-
 TEST_F(DeviceDigestTest, AFaultIsAnError) {
   const std::vector<DeviceRange> ranges = {Range(0, kDigestRoomBytes)};
   Inject("results: {cuLaunchKernel: 719}");
-  DeviceDigest digest(*api_, kDigestRoomBytes, DeviceDigest::Compiler::kHelper);
+  DeviceDigest digest(*api_, kDigestRoomBytes);
   const auto made = digest.Of(ranges);
   ASSERT_FALSE(made);
   EXPECT_EQ(made.error().code(), Code::kDriver);
   EXPECT_NE(made.error().what().find("the digest"), std::string::npos) << made.error().what();
 }
 
-TEST_F(DeviceDigestTest, ThatIsNotUsedEndsInOrder) {
-  DeviceDigest digest(*api_, kDigestRoomBytes, DeviceDigest::Compiler::kHelper);
-}
+TEST_F(DeviceDigestTest, ThatIsNotUsedEndsInOrder) { DeviceDigest digest(*api_, kDigestRoomBytes); }
 
 }  // namespace
 }  // namespace gpushm

@@ -61,6 +61,10 @@ Work DigestWork(void** arguments) {
   };
 }
 
+constexpr std::string_view kMachineCode =
+    "\x7f"
+    "ELF";
+
 // The only module and the only function: handles that nothing else has.
 CUmodule Module() { return reinterpret_cast<CUmodule>(uintptr_t{0x10}); }
 CUfunction Function() { return reinterpret_cast<CUfunction>(uintptr_t{0x20}); }
@@ -78,6 +82,8 @@ CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void* image) {
   return CallWithContext("cuModuleLoadData", [&](Driver&, Context&, const EngineOf&) {
     if (module == nullptr || image == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const std::string_view text(static_cast<const char*>(image));
+    // It is for another GPU.
+    if (text.starts_with(gpushm::sim::kMachineCode)) return CUDA_ERROR_NO_BINARY_FOR_GPU;
     if (text.find(gpushm::digest_kernel::kName) == std::string_view::npos) {
       return CUDA_ERROR_NOT_SUPPORTED;
     }

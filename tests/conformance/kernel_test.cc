@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "platform/base/digest.h"
+#include "platform/driver/digest_images.h"
+#include "platform/driver/digest_kernel.h"
 #include "platform/transfer/device_digest.h"
 #include "tests/conformance/harness.h"
 
@@ -121,8 +123,26 @@ CONFORMANCE_CASE(KernelsGoOnAfterCreatorsDeath, 30) {
   user.Finish();
 }
 
-// The kernel that the driver compiled gives what the processor gives, for ranges of all lengths and
-// at all addresses.
+// The driver takes machine code that is for its GPU, and compiles PTX for any.
+CONFORMANCE_CASE(DigestKernelIsForTodaysGpusAndForAny, 60) {
+  Start([](Channel&) {
+    const CudaApi& api = UseContext();
+    CUmodule module = nullptr;
+    const auto images = digest_kernel::Images();
+    for (const unsigned char* const image : images.first(images.size() - 1)) {
+      const CUresult code = api.cuModuleLoadData(&module, image);
+      Note("cuModuleLoadData of machine code: " + NameOf(code));
+      Expect(code == CUDA_SUCCESS || code == CUDA_ERROR_NO_BINARY_FOR_GPU, NameOf(code));
+      if (code == CUDA_SUCCESS) Must(api.cuModuleUnload(module), "cuModuleUnload");
+    }
+    Must(api.cuModuleLoadData(&module, images.back()), "cuModuleLoadData of PTX");
+    CUfunction function = nullptr;
+    Must(api.cuModuleGetFunction(&function, module, digest_kernel::kName), "cuModuleGetFunction");
+    Must(api.cuModuleUnload(module), "cuModuleUnload");
+  }).Join();
+}
+
+// The kernel gives what the processor gives, for ranges of all lengths and at all addresses.
 CONFORMANCE_CASE(DigestKernelIsThatOfTheProcessor, 60) {
   Start([](Channel&) {
     const CudaApi& api = UseContext();
@@ -141,9 +161,9 @@ CONFORMANCE_CASE(DigestKernelIsThatOfTheProcessor, 60) {
       const uint64_t offset = random() % (kBytes - size);
       ranges.push_back({mapped.address() + (i % 2 == 0 ? offset / 256 * 256 : offset), size});
     }
-    DeviceDigest digest(api, kBytes, DeviceDigest::Compiler::kHelper);
+    DeviceDigest digest(api, kBytes);
     const std::vector<Digest> made = Take(digest.Of(ranges));
-    Expect(digest.by_kernel(), "the driver did not compile the kernel");
+    Expect(digest.by_kernel(), "the driver did not take the kernel");
     for (size_t i = 0; i < ranges.size(); ++i) {
       const auto part =
           std::span(bytes).subspan(ranges[i].address - mapped.address(), ranges[i].bytes);

@@ -128,7 +128,7 @@ Result<Digest> DigestOfContent(Attachment* attachment, const Wait& wait) {
   const uint64_t content_bytes = attachment->ContentBytes();
   Digest digest;
   const auto made = WithContext(facts.client, facts.gpu, [&]() -> Result<TransferOutcome> {
-    DeviceDigest digests(**api, content_bytes, DeviceDigest::Compiler::kHere);
+    DeviceDigest digests(**api, content_bytes);
     const auto of_content = DigestOf({.address = facts.address,
                                       .size_bytes = facts.size_bytes,
                                       .content_bytes = content_bytes,

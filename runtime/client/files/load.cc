@@ -149,9 +149,7 @@ Result<TransferOutcome> FillOnce(Attachment* attachment, const LoadSource& sourc
   };
   std::optional<DeviceDigest> digests;
   if (keeps_digest || !options.announced.digest.empty()) {
-    digests.emplace(
-        **facts.client->driver().Api(), room_bytes,
-        options.threads == 0 ? DeviceDigest::Compiler::kHere : DeviceDigest::Compiler::kHelper);
+    digests.emplace(**facts.client->driver().Api(), room_bytes);
   }
   const Result<TransferReport> copied = CopyParts(facts.client, source, job, progress);
   if (!going) return std::unexpected(going.error());

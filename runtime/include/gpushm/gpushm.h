@@ -696,8 +696,7 @@ typedef struct gpushm_transfer_options {
   /* To load: threads that read the file beside the calling one, 1 to 64, while the call lasts; they
    * take no signals, and where the system gives fewer, those are used. A core reads the page cache
    * at 5 to 7 GiB/s, PCIe 5 takes 51. 0: one for each further processor that the container may use
-   * (its affinity and its cgroup's cpu.max), 8 at most; and one that compiles the digest's kernel
-   * meanwhile. GPUSHM_NO_THREADS: none. */
+   * (its affinity and its cgroup's cpu.max), 8 at most. GPUSHM_NO_THREADS: none. */
   uint32_t threads;
   /* With `path` NULL: where the bytes come from or go to. A pipe, or a file from where it stands;
    * it stays open. */
@@ -794,11 +793,10 @@ GPUSHM_API gpushm_status gpushm_attachment_save(gpushm_attachment* attachment, c
                                                 gpushm_transfer_result* result);
 
 /* Makes the digest of the attached generation's content from what the GPU's memory has now. A
- * kernel reads that memory once; the first call in a process also compiles it. Work that writes
- * there must have ended. An unpublished generation keeps it, and gpushm_info has it after the
- * publish: call this after the last write. For a published one, nothing is kept. Errors: LOADING,
- * SYSTEM (its content is being loaded, or failed to load), UNSUPPORTED (transport cuipc), ORPHANED,
- * TIMEOUT, DRIVER, UNAVAILABLE.
+ * kernel reads that memory once. Work that writes there must have ended. An unpublished generation
+ * keeps it, and gpushm_info has it after the publish: call this after the last write. For a
+ * published one, nothing is kept. Errors: LOADING, SYSTEM (its content is being loaded, or failed
+ * to load), UNSUPPORTED (transport cuipc), ORPHANED, TIMEOUT, DRIVER, UNAVAILABLE.
  * Experimental. */
 GPUSHM_API gpushm_status gpushm_attachment_digest(gpushm_attachment* attachment,
                                                   char digest[GPUSHM_DIGEST_BYTES]);
