@@ -15,8 +15,8 @@ namespace {
 constexpr uint64_t kPartsOfWindow = 16;
 constexpr uint64_t kLeastPartBytes = uint64_t{4} << 20;
 constexpr uint64_t kMostPartBytes = uint64_t{128} << 20;
-// Beside helpers: 0.8 ms, in which a chunk that they have read waits for its copy.
-constexpr uint64_t kMostMixedPartBytes = uint64_t{32} << 20;
+// Beside helpers: 0.6 ms, in which a chunk that they have read waits for its copy.
+constexpr uint64_t kMostMixedPartBytes = uint64_t{16} << 20;
 // Of a smaller piece, the driver's processor may read the bytes itself (up to 24 KiB on an H200),
 // and die where the file was cut. It is read into pinned memory instead,
 constexpr uint64_t kLeastPieceBytes = uint64_t{64} << 10;
@@ -27,11 +27,11 @@ constexpr uint64_t kLeastMeanPieceBytes = uint64_t{256} << 10;
 // With a smaller window, copies are as good.
 constexpr uint64_t kLeastWindowBytes = uint64_t{64} << 20;
 // Parts under way beside helpers. More would hold up the copies of their chunks.
-constexpr size_t kMostMixedQueued = 3;
+constexpr size_t kMostMixedQueued = 4;
 // From so many helpers on they are put to use,
 constexpr uint32_t kMixedFrom = 3;
 // and more of them only cost.
-constexpr uint32_t kMostMixedHelpers = 7;
+constexpr uint32_t kMostMixedHelpers = 5;
 
 }  // namespace
 

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "platform/base/clock.h"
 #include "platform/base/testing.h"
 #include "platform/base/unique_fd.h"
 #include "platform/driver/stream_waits.h"
@@ -305,6 +306,16 @@ TEST_F(PageLoadTest, TooSmallAWindowIsNone) {
   EXPECT_EQ(PageWindowBytes(256 * kMiB, UINT64_MAX), 64 * kMiB);
   EXPECT_EQ(PageWindowBytes(UINT64_MAX, 1024 * kMiB), 256 * kMiB);
   EXPECT_EQ(PageWindowBytes(UINT64_MAX, UINT64_MAX), uint64_t{16} << 30);
+}
+
+TEST_F(PageLoadTest, PinningIsNotMoving) {
+  const std::string content = Content(kPagesMinBytes);
+  const UniqueFd file = Write(content);
+  setenv("GPUSHM_SIM_FAULT", "hang: {cuMemHostAlloc: 100}", 1);
+  const int64_t start_ns = MonotonicNs();
+  const auto report = CopyFileToDevice(*api_, Job(file.get(), content.size(), 4));
+  ASSERT_TRUE(report) << report.error().ToString();
+  EXPECT_GE(MonotonicNs() - start_ns - report->moving_ns, 300'000'000) << "three chunks";
 }
 
 TEST_F(PageLoadTest, ThePlanKnowsWhatIsInThePageCache) {

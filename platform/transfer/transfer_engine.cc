@@ -140,10 +140,11 @@ class Transfer {
 };
 
 Result<void> Transfer::Start() {
-  if (!lanes_.empty()) return {};
-  Result<std::vector<Lane>> lanes = CreateLanes(api_, job_, chunk_);
-  if (!lanes) return std::unexpected(lanes.error());
-  lanes_ = std::move(*lanes);
+  if (lanes_.empty()) {
+    Result<std::vector<Lane>> lanes = CreateLanes(api_, job_, chunk_);
+    if (!lanes) return std::unexpected(lanes.error());
+    lanes_ = std::move(*lanes);
+  }
   if (start_ns_ == 0) start_ns_ = MonotonicNs();
   return {};
 }
@@ -180,10 +181,16 @@ Result<void> Transfer::Measure(uint64_t size_bytes, Copy copy) {
   return {};
 }
 
-// Begins to read chunks up to number `last`, each into a lane whose copy has arrived.
+// Begins to read chunks up to number `last`, each into a lane whose copy has arrived. Beside pages,
+// a chunk that has been read goes first: its copy waits otherwise until another part is registered.
 Result<void> Transfer::ReadUpTo(size_t last, FileReader& reader) {
   for (; begun_ <= last && !rest_.empty(); ++begun_) {
     Lane& lane = lanes_[begun_ % lanes_.size()];
+    const auto has_chunk = [&] { return pages_ && begun_ > turn_ + 1 && reader.IsReady(); };
+    if (auto done = FetchPagesUntil([&] { return lane.IsDone() || has_chunk(); }); !done) {
+      return done;
+    }
+    if (has_chunk() && !lane.IsDone()) return {};
     if (auto done = Arrive(lane); !done) return done;
     if (auto done = Tick(); !done) return done;
     const FileRange next = pages_ ? rest_.TakeBack(chunk_) : rest_.TakeFront(chunk_);
@@ -254,6 +261,10 @@ Result<PageUse> Transfer::BeginPages() {
   // While a stream waits, pages cannot be unregistered.
   if (use == PageUse::kNone || (!asked && StreamWaits::Instance(api_).AnyPending())) {
     return PageUse::kNone;
+  }
+  // Pinned before the first byte moves: the driver does nothing else meanwhile.
+  if (use == PageUse::kMixed) {
+    if (auto done = Start(); !done) return std::unexpected(done.error());
   }
   start_ns_ = MonotonicNs();
   PageWindow* const window = job_.window != nullptr ? job_.window : &own_window_.emplace();
