@@ -18,6 +18,9 @@
 namespace gpushm::client {
 namespace {
 
+// A load tells the broker this often how far it is, and waits for the answer.
+constexpr int64_t kSayNs = 10'000'000;
+
 Result<void> CheckFits(const LoadSource& source, uint64_t size_bytes) {
   if (source.buffer_bytes <= size_bytes) return {};
   return Fail(Code::kInvalidArgument,
@@ -138,12 +141,15 @@ Result<TransferOutcome> FillOnce(Attachment* attachment, const LoadSource& sourc
   if (!said) return std::unexpected(said.error());
   Result<void> going;
   uint64_t said_bytes = 0;
+  int64_t say_ns = 0;
   const auto progress = [&](uint64_t done_bytes) {
     going = CallProgress(options, wait, done_bytes, source.file_bytes);
     // Nobody sees how far it is before it is published.
-    if (published && going && done_bytes > said_bytes && done_bytes < room_bytes) {
+    if (published && going && done_bytes > said_bytes && done_bytes < room_bytes &&
+        MonotonicNs() >= say_ns) {
       going = ReportContent(*attachment, done_bytes, false, wait);
       said_bytes = done_bytes;
+      say_ns = MonotonicNs() + kSayNs;
     }
     return going.has_value();
   };
