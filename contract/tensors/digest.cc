@@ -10,7 +10,9 @@ namespace {
 // What a list of parts is made of: numbers, little-endian, and texts.
 class List {
  public:
-  explicit List(std::string_view type) {
+  static constexpr size_t kTypicalPartBytes = 96;
+  List(std::string_view type, size_t parts) {
+    bytes_.reserve((parts + 1) * kTypicalPartBytes);
     Add(type);
     bytes_.resize(8);
   }
@@ -43,7 +45,7 @@ std::vector<DigestPart> RawParts(uint64_t content_bytes) {
 }
 
 Digest RawDigest(uint64_t content_bytes, std::span<const Digest> parts) {
-  List list("GSHRAW");
+  List list("GSHRAW", parts.size());
   list.Add(content_bytes);
   for (const Digest& part : parts) list.Add(part);
   return list.digest();
@@ -60,7 +62,7 @@ std::vector<DigestPart> TensorParts(const TensorTable& table) {
 }
 
 Digest TensorsDigest(const TensorTable& table, std::span<const Digest> parts) {
-  List list("GSHTENS");
+  List list("GSHTENS", parts.size());
   list.Add(uint64_t{table.count()});
   for (uint32_t i = 0; i < table.count(); ++i) {
     const TensorView tensor = table.at(i);

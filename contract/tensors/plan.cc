@@ -42,7 +42,9 @@ Result<void> CheckCounts(std::span<const SafetensorsFile> files) {
   return Fail(Code::kExhausted, Concat(tensors, " tensors exceed the limit of ", limits::kTensors));
 }
 
+// Within each file they are: ReadSafetensors.
 Result<void> CheckNamesUnique(std::span<const SafetensorsFile> files) {
+  if (files.size() < 2) return {};
   using Named = std::pair<std::string_view, const SafetensorsFile*>;
   std::vector<Named> names;
   for (const SafetensorsFile& file : files) {
@@ -119,6 +121,9 @@ Result<LoadPlan> PlanLoad(std::vector<SafetensorsFile> files) {
   if (checked) checked = CheckNamesUnique(files);
   if (!checked) return std::unexpected(checked.error());
   LoadPlan plan;
+  size_t count = 0;
+  for (const SafetensorsFile& file : files) count += file.tensors.size();
+  plan.tensors.reserve(count);
   for (uint32_t number = 0; number < files.size(); ++number) {
     SafetensorsFile& file = files[number];
     for (Tensor& tensor : file.tensors) {
