@@ -3,13 +3,15 @@
 
 usage: loaders.py BUILD [--out FILE] [--bytes 16Gi] [--folder FOLDER] [--processors 1,2,8] [--turns 3]
                         [--only NAME,...] [--contents large,pieces,small]
-                        [--check] [--cufile FOLDER]
+                        [--former BUILD] [--check] [--cufile FOLDER]
 
-BUILD: a build with bin/. Each loader is a process of its own, kept to the first N processors by
-sched_setaffinity, and loads the same files: `large` with 400 tensors of equal size; `pieces`, the same but
-written by 1 MiB, so that the page cache has it in smaller folios; and `small` with tensors of 64 KiB (100,000
-of them with 16Gi). Which loader goes first changes from turn to turn. Per row:
+BUILD: a build with bin/; --former: another one, which takes its turns as `gpushm former`. Each loader is a
+process of its own, kept to the first N processors by sched_setaffinity, and loads the same files: `large` with
+400 tensors of equal size; `pieces`, the same but written by 1 MiB, so that the page cache has it in smaller
+folios; and `small` with tensors of 64 KiB (100,000 of them with 16Gi). Which loader goes first changes from
+turn to turn. Per row:
   seconds        from an existing context to the last byte on the GPU (gpushmctl: moving_seconds)
+  call_seconds   gpushmctl: with reading the header, a context, the digest and unregistering; otherwise `seconds`
   process_seconds, process_cpu_s   of the whole process, with imports and the context
   cpu_s_per_gib  user and system time between the same two moments; for gpushmctl of the whole
                  process, less that of a load of 4 KiB
@@ -19,6 +21,7 @@ compatibility mode, which copies through the host. On the simulated driver, this
 """
 
 import argparse
+import contextlib
 import datetime
 import filecmp
 import importlib.util
@@ -36,6 +39,7 @@ import time
 BLOCK = 1 << 20
 SMALL_TENSOR = 64 << 10
 OURS = {"gpushm": [], "gpushm copies": ["--file-method", "page-cache"], "gpushm pages": ["--file-method", "pages"]}
+FORMER = "gpushm former"
 RIVALS = {  # Name: the module that it needs.
     "safetensors": "safetensors", "instanttensor mmap": "instanttensor", "instanttensor buffered": "instanttensor",
     "fastsafetensors": "fastsafetensors", "runai": "runai_model_streamer"}
@@ -55,6 +59,7 @@ def parse():
     parser.add_argument("--processors", default="1,2,8", type=lambda text: [int(n) for n in text.split(",")])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", type=lambda text: text.split(","))
+    parser.add_argument("--former", type=lambda p: pathlib.Path(p).resolve(), help="another build with bin/")
     parser.add_argument("--check", action="store_true", help="first compare the bytes after a load and a save")
     parser.add_argument("--contents", default="large,pieces,small", type=lambda text: text.split(","))
     parser.add_argument("--cufile", type=pathlib.Path)
@@ -129,10 +134,10 @@ def keep_in_cache(path):
 
 class Bench:
 
-    def __init__(self, arguments, folder):
+    def __init__(self, arguments, build, folder):
         self._arguments = arguments
         self._folder = folder
-        self._tools = arguments.build / "bin"
+        self._tools = build / "bin"
         self._control = [self._tools / "gpushmctl", "--folder", folder / "broker" / "app"]
         self._idle_cpu_s = {}
 
@@ -189,7 +194,7 @@ class Bench:
             words = [*self._control, "load", tiny, "tiny", "--no-progress"]
             samples = []
             for _ in range(3):
-                        samples.append(self.timed(words, processors)[2])
+                samples.append(self.timed(words, processors)[2])
             self._idle_cpu_s[processors] = statistics.median(samples)
         return self._idle_cpu_s[processors]
 
@@ -197,24 +202,29 @@ class Bench:
         out, seconds, cpu_s = self.timed([sys.executable, __file__, "--rival", name, file], processors)
         return {**json.loads(out.splitlines()[-1]), "process_seconds": seconds, "process_cpu_s": cpu_s}
 
-    def rows(self, content, file, buffer):
+    def rows(self, content, file, buffer, former):
         chosen = self._arguments.only
-        loaders = [name for name in [*OURS, *RIVALS] if not chosen or name in chosen]
+        ours = {name: (self, options) for name, options in OURS.items()} | ({FORMER: (former, [])} if former else {})
+        loaders = [name for name in [*ours, *RIVALS] if not chosen or name in chosen]
         size_bytes = file.stat().st_size
-        self.control("create", buffer, "--from", str(file))
+        for bench in [self, former] if former else [self]:
+            bench.control("create", buffer, "--from", str(file))
         failed = {}
         for processors in self._arguments.processors:
             if processors > len(os.sched_getaffinity(0)):
                 continue
             samples = {name: [] for name in loaders}
             for turn in range(self._arguments.turns):
+                keep_in_cache(file)
                 for name in loaders[turn % len(loaders):] + loaders[:turn % len(loaders)]:
                     if name in failed:
                         continue
-                    keep_in_cache(file)
                     try:
-                        samples[name].append(self.ours(OURS[name], file, buffer, processors) if name in OURS
-                                             else self.rival(name, file, processors))
+                        if name in ours:
+                            bench, options = ours[name]
+                            samples[name].append(bench.ours(options, file, buffer, processors))
+                        else:
+                            samples[name].append(self.rival(name, file, processors))
                     except (RuntimeError, ValueError, IndexError) as error:
                         failed[name] = str(error)
             for name, found in samples.items():
@@ -227,8 +237,10 @@ class Bench:
                 yield {**row, "gb_per_s": size_bytes / median / 1e9, "best_gb_per_s": size_bytes / best["seconds"] / 1e9,
                        "cpu_s_per_gib": statistics.median(s["cpu_s"] for s in found) / (size_bytes / 2**30),
                        "process_seconds": statistics.median(s["process_seconds"] for s in found),
+                       "call_seconds": statistics.median(s.get("call_seconds", s["seconds"]) for s in found),
                        "file_method": found[0].get("file_method", ""), "samples": found}
-        self.control("rm", buffer)
+        for bench in [self, former] if former else [self]:
+            bench.control("rm", buffer)
 
     def make_checked(self):
         """A file whose bytes are compared after a load and a save."""
@@ -312,28 +324,31 @@ def main():
     contents = {"large": ("400 tensors", 400, arguments.bytes // 400 // 256 * 256, 64 << 20),
                 "pieces": ("400 tensors, written by 1 MiB", 400, arguments.bytes // 400 // 256 * 256, 1 << 20),
                 "small": (f"{count} tensors of 64 KiB", count, SMALL_TENSOR, 64 << 20)}
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
-        folder = pathlib.Path(name)
-        with Bench(arguments, folder) as bench:
-            bench.control("create", "tiny", "2Mi")
-            result = {"context": machine(), "rows": []}
-            if arguments.check or arguments.cufile:
-                checked = bench.make_checked()
-                if arguments.check:
-                    bench.check(checked)
-                if arguments.cufile:
-                    result["direct_storage"] = bench.direct_storage(checked)
-                    print(result["direct_storage"].get("sentence") or result["direct_storage"]["failed"])
-            print(HEAD, flush=True)
-            for chosen in arguments.contents:
-                content, tensors, tensor_bytes, written_bytes = contents[chosen]
-                file = make_model(folder / f"{chosen}.safetensors", tensors, tensor_bytes, written_bytes)
-                for row in bench.rows(content, file, chosen):
-                    print(line_of(row), flush=True)
-                    result["rows"].append(row)
-                    # Kept as it grows: a run that is ended early leaves what it measured.
-                    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-                file.unlink()
+    with contextlib.ExitStack() as stack:
+        benches = []
+        for build in [arguments.build] + ([arguments.former] if arguments.former else []):
+            folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.folder)))
+            benches.append(stack.enter_context(Bench(arguments, build, folder)))
+            benches[-1].control("create", "tiny", "2Mi")
+        bench, former = benches[0], benches[1] if arguments.former else None
+        result = {"context": machine(), "rows": []}
+        if arguments.check or arguments.cufile:
+            checked = bench.make_checked()
+            if arguments.check:
+                bench.check(checked)
+            if arguments.cufile:
+                result["direct_storage"] = bench.direct_storage(checked)
+                print(result["direct_storage"].get("sentence") or result["direct_storage"]["failed"])
+        print(HEAD, flush=True)
+        for chosen in arguments.contents:
+            content, tensors, tensor_bytes, written_bytes = contents[chosen]
+            file = make_model(folder / f"{chosen}.safetensors", tensors, tensor_bytes, written_bytes)
+            for row in bench.rows(content, file, chosen, former):
+                print(line_of(row), flush=True)
+                result["rows"].append(row)
+                # Kept as it grows: a run that is ended early leaves what it measured.
+                arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+            file.unlink()
 
 
 if __name__ == "__main__":
