@@ -16,8 +16,8 @@
 namespace gpushm::annotations {
 namespace {
 
-constexpr std::array<std::string_view, 3> kAccessNames = {"many-writers", "one-writer",
-                                                          "read-only"};
+constexpr std::array<std::string_view, 3> kWriteRuleNames = {"many-writers", "one-writer",
+                                                             "read-only"};
 constexpr std::array<std::string_view, 3> kExitNames = {"mark", "keep", "drop"};
 constexpr std::array<std::string_view, 2> kAllocationNames = {"device-plugin", "dra"};
 constexpr std::array<std::string_view, 3> kRoleNames = {"user", "owner", "mps"};
@@ -371,7 +371,7 @@ void EntryReader::Field(const yaml::YamlNode& key, const yaml::YamlNode& value,
   } else if (name == "generations") {
     buffer.generations = Number(value, name, 1, limits::kGenerations).value_or(1);
   } else if (name == "access") {
-    Choice(value, name, kAccessNames, buffer.access);
+    Choice(value, name, kWriteRuleNames, buffer.access);
   } else if (name == "writers") {
     Containers(value, name, buffer.writers);
   } else if (name == "containers") {
@@ -514,7 +514,7 @@ void EntryReader::CheckTogether(const BufferSpec& buffer) {
   const yaml::YamlNode* access = Value("access");
   const yaml::YamlNode* writers = Value("writers");
   const yaml::YamlNode* on_exit = Value("on-writer-exit");
-  if (buffer.access == Access::kReadOnly) {
+  if (buffer.access == WriteRule::kReadOnly) {
     const std::string example =
         Concat(entry_.key, ": '{size: 8Gi, access: read-only, file: models/weights.bin}'");
     if (Value("file") == nullptr) {
@@ -629,7 +629,9 @@ std::string_view AllocationName(Allocation allocation) {
   return kAllocationNames[static_cast<size_t>(allocation)];
 }
 
-std::string_view AccessName(Access access) { return kAccessNames[static_cast<size_t>(access)]; }
+std::string_view WriteRuleName(WriteRule access) {
+  return kWriteRuleNames[static_cast<size_t>(access)];
+}
 
 std::string_view OnWriterExitName(OnWriterExit action) {
   return kExitNames[static_cast<size_t>(action)];
@@ -640,7 +642,7 @@ bool BufferSpec::MayAttach(std::string_view container) const {
 }
 
 bool BufferSpec::MayWrite(std::string_view container) const {
-  return access != Access::kReadOnly && MayAttach(container) &&
+  return access != WriteRule::kReadOnly && MayAttach(container) &&
          (writers.empty() || std::ranges::binary_search(writers, container));
 }
 

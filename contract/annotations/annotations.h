@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "contract/limits.h"
+#include "contract/types.h"
 #include "platform/base/digest.h"
 #include "platform/base/status.h"
 #include "platform/yaml/error_list.h"
@@ -29,28 +30,24 @@
 
 namespace gpushm::annotations {
 
-enum class Access {
+using gpushm::OnWriterExit;
+
+// Who may map a buffer writable.
+enum class WriteRule {
   kManyWriters,  // Any number of writers at the same time; they coordinate themselves.
   kOneWriter,    // At most one attachment for writing at a time.
   kReadOnly,     // Nobody maps it writable but the loader of its file, once.
 };
 
-// What happens to a buffer whose writer dies while it has it attached for writing.
-enum class OnWriterExit {
-  kMark,  // Kept, and marked as left by a dead writer.
-  kKeep,  // Kept, without a mark.
-  kDrop,  // The generation is withdrawn.
-};
-
 // As written in annotations: "many-writers", "mark" ...
-std::string_view AccessName(Access access);
+std::string_view WriteRuleName(WriteRule rule);
 std::string_view OnWriterExitName(OnWriterExit action);
 
 struct BufferSpec {
   std::string name{};       // A DNS label.
   uint64_t size_bytes = 0;  // As requested, not rounded; > 0.
   uint32_t generations = 1;
-  Access access = Access::kManyWriters;
+  WriteRule access = WriteRule::kManyWriters;
   // Sorted, without duplicates. An empty list means every container.
   std::vector<std::string> containers{};  // Containers that may attach.
   // Containers that may attach for writing; a subset of `containers`.

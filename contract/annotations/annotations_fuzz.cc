@@ -26,7 +26,7 @@ void CheckPod(const PodSpec& pod) {
     Require(buffer.size_bytes > 0 && buffer.size_bytes <= limits::kBufferBytes);
     Require(buffer.generations >= 1 && buffer.generations <= limits::kGenerations);
     for (const std::string& writer : buffer.writers) Require(buffer.MayAttach(writer));
-    if (buffer.access == Access::kReadOnly) Require(buffer.StartsLoading());
+    if (buffer.access == WriteRule::kReadOnly) Require(buffer.StartsLoading());
     if (!buffer.file.empty()) Require(!buffer.FilePath().empty());
     Require(buffer.gpu < pod.gpus && !buffer.file.contains("{gpu}"));
   }

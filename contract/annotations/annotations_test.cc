@@ -70,7 +70,7 @@ TEST(AnnotationsTest, ReadsAWholePod) {
   EXPECT_EQ(frames, (BufferSpec{.name = "frames",
                                 .size_bytes = 512 * kMiB,
                                 .generations = 2,
-                                .access = Access::kOneWriter,
+                                .access = WriteRule::kOneWriter,
                                 .containers = {"decoder", "model"},
                                 .writers = {"decoder"},
                                 .on_writer_exit = OnWriterExit::kDrop}));
@@ -173,7 +173,7 @@ TEST(AnnotationsTest, BuffersOnSeveralGpus) {
     ASSERT_NE(weights, nullptr);
     EXPECT_EQ(*weights, (BufferSpec{.name = Concat("weights-", gpu),
                                     .size_bytes = 8 * kGiB,
-                                    .access = Access::kReadOnly,
+                                    .access = WriteRule::kReadOnly,
                                     .containers = {"model"},
                                     .file = Concat("models/", gpu, "/shard-", gpu, ".bin"),
                                     .gpu = gpu}));

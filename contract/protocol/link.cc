@@ -9,7 +9,6 @@ namespace gpushm::protocol {
 namespace {
 
 constexpr uint32_t kBufferFlags = kFlagWritersAll | kFlagOneWriter | kFlagUntilUnused;
-constexpr uint32_t kMaxBufferState = 4;  // registry::BufferState::kFailed
 
 }  // namespace
 
@@ -116,7 +115,7 @@ Result<void> ValidateLink(const LinkBuffer& m) {
       .Range("declared", m.declared, 0, 1)
       .Flags(m.flags, kBufferFlags)
       .WriterExit(m.on_writer_exit)
-      .Range("state", m.state, 1, kMaxBufferState)
+      .Range("state", m.state, 1, BufferState::kFailed)
       .That(m.current == 0 || m.current != m.pending,
             "current and pending are the same generation, ", m.current)
       .Range("loaded_bytes", m.loaded_bytes, 0, limits::kBufferBytes)
@@ -124,8 +123,8 @@ Result<void> ValidateLink(const LinkBuffer& m) {
 }
 template <>
 Result<void> ValidateLink(const LinkGeneration& m) {
-  const bool cuipc = m.transport == static_cast<uint32_t>(Transport::kCuIpc);
-  const bool host = m.transport == static_cast<uint32_t>(Transport::kHost);
+  const bool cuipc = m.transport == Transport::kCuIpc;
+  const bool host = m.transport == Transport::kHost;
   return Rules("link generation")
       .Blocks(m.transport, m.blocks)
       .Name("name", m.name)

@@ -192,7 +192,7 @@ struct LinkBuffer {
   uint32_t declared;        // 0 or 1
   uint32_t flags;           // kFlagWritersAll, kFlagOneWriter, kFlagUntilUnused
   uint32_t on_writer_exit;  // OnWriterExit
-  uint32_t state;           // registry::BufferState
+  uint32_t state;           // BufferState
   uint64_t current;         // Generation; 0: none published yet.
   uint64_t pending;         // Generation; 0: no unpublished one.
   uint64_t loaded_bytes;    // While it is LOADING, or FAILED: how far the load is.
@@ -251,7 +251,7 @@ struct LinkLease {
   uint64_t client_id;
   uint64_t generation;
   int64_t since_unix_ns;
-  uint32_t access;    // WireAccess
+  uint32_t access;    // Access
   uint32_t peer_way;  // PeerWay
 };
 static_assert(sizeof(LinkLease) == 40);

@@ -176,8 +176,6 @@ Result<void> Validate(const PublishRequest& m) {
 }
 template <>
 Result<void> Validate(const OfferRequest& m) {
-  constexpr auto kCuIpc = static_cast<uint32_t>(Transport::kCuIpc);
-  constexpr auto kHost = static_cast<uint32_t>(Transport::kHost);
   return Rules("offer")
       .Name("name", m.name)
       .Sizes(m.size_bytes, m.mapped_bytes)
@@ -185,8 +183,9 @@ Result<void> Validate(const OfferRequest& m) {
       .Flags(m.flags, kFlagWritersAll | kFlagOneWriter)
       .WriterExit(m.on_writer_exit)
       .AnyTransport(m.transport)
-      .That(m.transport != kHost, "transport is ", m.transport, " (host), must be 1, 2 or 4")
-      .That(m.transport != kCuIpc || m.pid > 0, "pid is ", m.pid,
+      .That(m.transport != Transport::kHost, "transport is ", m.transport,
+            " (host), must be 1, 2 or 4")
+      .That(m.transport != Transport::kCuIpc || m.pid > 0, "pid is ", m.pid,
             ", must be above 0 with transport ", m.transport, " (cuipc)")
       .result();
 }

@@ -32,11 +32,16 @@
 #include <type_traits>
 
 #include "contract/limits.h"
+#include "contract/types.h"
 #include "platform/base/digest.h"
 #include "platform/base/name.h"
 #include "platform/base/status.h"
 
 namespace gpushm::protocol {
+
+using gpushm::OnWriterExit;
+using gpushm::PeerWay;
+using gpushm::Transport;
 
 inline constexpr uint32_t kMagic = 0x4d485347;  // "GSHM"
 inline constexpr uint16_t kMinVersion = 11;
@@ -101,17 +106,6 @@ inline constexpr uint32_t kFlagGpuShift = 8;
 inline constexpr uint32_t kFlagGpuMask = (limits::kPodGpus - 1) << kFlagGpuShift;
 constexpr uint32_t GpuOfFlags(uint32_t flags) { return (flags & kFlagGpuMask) >> kFlagGpuShift; }
 
-enum class OnWriterExit : uint32_t { kMark = 0, kKeep = 1, kDrop = 2 };
-enum class WireAccess : uint32_t { kRead = 1, kReadWrite = 2 };
-// kHost: not GPU memory, but the sync page of a signal, barrier or ring (contract/sync/page.h), a
-// memfd. It is read-only if read access was requested.
-// kBlocks: a range of several allocations with descriptors, which are mapped side by side, or of
-// one from another byte than its first.
-enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2, kHost = 3, kBlocks = 4 };
-// How a client's GPUs reach a buffer. kNone: all of them are the buffer's own GPU. kNvLink, kPcie:
-// another GPU maps it. kStaged: a copy in the other GPU's memory.
-enum class PeerWay : uint32_t { kNone = 0, kNvLink = 1, kPcie = 2, kStaged = 3 };
-
 // A secret between a broker, its plugin and one client. A process that has it may resume that
 // client's connection, in the same container (docs/guides/security.md). It is random and never all
 // zero.
@@ -144,7 +138,7 @@ static_assert(sizeof(HelloReply) == 136);
 
 struct AttachRequest {
   NameField name;
-  uint32_t access;                   // WireAccess
+  uint32_t access;                   // Access
   uint32_t peer_way;                 // PeerWay
   uint64_t generation;               // 0: the current one.
   std::array<uint8_t, 16> gpu_uuid;  // Zero: the client sees no GPU (accepted only for kHost).
@@ -273,7 +267,7 @@ struct HolderEntry {
   uint64_t client_id;
   uint64_t lease_id;
   int64_t since_unix_ns;
-  uint32_t access;    // WireAccess
+  uint32_t access;    // Access
   uint32_t peer_way;  // PeerWay
 };
 static_assert(sizeof(HolderEntry) == 168);

@@ -31,9 +31,7 @@ inline bool IsName(const NameField& field) {
   return IsPadded(field) && IsDnsLabel(FromNameField(field));
 }
 inline bool IsEmpty(const NameField& field) { return IsPadded(field) && field[0] == '\0'; }
-inline bool IsBlocks(uint32_t transport) {
-  return transport == static_cast<uint32_t>(Transport::kBlocks);
-}
+inline bool IsBlocks(uint32_t transport) { return transport == Transport::kBlocks; }
 
 // All bytes before the padding, also those that a name may not have.
 inline std::string_view Unpadded(std::span<const char> field) {
@@ -102,16 +100,18 @@ class Rules {
   }
 
   Rules& Reserved(uint64_t value) { return Zero("reserved", value); }
-  Rules& Access(uint32_t value) { return Range("access", value, 1, 2); }
-  Rules& AnyTransport(uint32_t value) { return Range("transport", value, 1, 4); }
+  Rules& Access(uint32_t value) { return Range("access", value, 1, gpushm::Access::kReadWrite); }
+  Rules& AnyTransport(uint32_t value) { return Range("transport", value, 1, Transport::kBlocks); }
   // The number of blocks that goes with a transport.
   Rules& Blocks(uint32_t transport, uint32_t blocks) {
     if (IsBlocks(transport)) return Range("number of blocks", blocks, 1, limits::kBlocks);
     return That(blocks == 0, "number of blocks is ", blocks, ", must be 0 with transport ",
                 transport);
   }
-  Rules& AnyPeerWay(uint32_t value) { return Range("peer_way", value, 0, 3); }
-  Rules& WriterExit(uint32_t value) { return Range("on_writer_exit", value, 0, 2); }
+  Rules& AnyPeerWay(uint32_t value) { return Range("peer_way", value, 0, PeerWay::kStaged); }
+  Rules& WriterExit(uint32_t value) {
+    return Range("on_writer_exit", value, 0, OnWriterExit::kDrop);
+  }
   Rules& Size(std::string_view field, uint64_t bytes) {
     return Range(field, bytes, 1, limits::kBufferBytes);
   }

@@ -25,9 +25,8 @@ std::string Quoted(const Name& name) {
 std::string Values(const BufferRecord& record) {
   return Concat("generation ", record.generation, ", size ", record.size_bytes, ", mapping ",
                 record.mapped_bytes, ", loaded ", record.loaded_bytes, ", description ",
-                record.description_bytes, ", transport ", static_cast<uint32_t>(record.transport),
-                ", state ", static_cast<uint32_t>(record.state), ", creator ",
-                Quoted(record.creator));
+                record.description_bytes, ", transport ", record.transport, ", state ",
+                record.state, ", creator ", Quoted(record.creator));
 }
 
 // The usual size is a constant, because look-ups compute it.
@@ -98,6 +97,10 @@ std::string_view TransportName(Transport transport) {
       return "vmm";
     case Transport::kCuIpc:
       return "cuipc";
+    case Transport::kHost:
+      return "host";
+    case Transport::kBlocks:
+      return "blocks";
   }
   return "unknown";
 }

@@ -18,11 +18,15 @@
 
 #include "contract/limits.h"
 #include "contract/registry/layout.h"
+#include "contract/types.h"
 #include "platform/base/digest.h"
 #include "platform/base/name.h"
 #include "platform/base/status.h"
 
 namespace gpushm::registry {
+
+using gpushm::BufferState;
+using gpushm::Transport;
 
 // A name in 64 bytes, padded with NUL: compares, hashes and copies as eight words.
 class Name {
@@ -63,9 +67,7 @@ class Name {
   alignas(8) std::array<char, kBytes> bytes_{};
 };
 
-enum class Transport : uint32_t { kVmm = 1, kCuIpc = 2 };
-enum class BufferState : uint32_t { kLoading = 1, kReady = 2, kWriterDied = 3, kFailed = 4 };
-std::string_view TransportName(Transport transport);  // "vmm", "cuipc"
+std::string_view TransportName(Transport transport);  // "vmm", "cuipc", "host", "blocks"
 std::string_view BufferStateName(BufferState state);  // "loading", "ready", ...
 
 // Flag: not GPU memory, but the sync page of a signal, barrier or ring (contract/sync/page.h). Its
@@ -88,7 +90,7 @@ struct BufferRecord {
   uint64_t size_bytes = 0;    // As requested; 1 to limits::kBufferBytes.
   uint64_t mapped_bytes = 0;  // Rounded to the granularity of the allocation; >= size_bytes.
   GpuUuid gpu{};
-  Transport transport = Transport::kVmm;
+  Transport transport = Transport::kVmm;  // Or kCuIpc.
   BufferState state = BufferState::kReady;
   uint32_t flags = 0;       // The flags above; readers ignore unknown ones.
   uint32_t gpu_number = 0;  // Of `gpu` among the pod's GPUs.

@@ -17,13 +17,12 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/access.h"
 #include "platform/base/status.h"
 #include "platform/base/unique_fd.h"
 #include "platform/driver/cuda_api.h"
 
 namespace gpushm {
-
-enum class Access : uint32_t { kRead = 1, kReadWrite = 2 };
 
 // A GPU's UUID as 16 bytes; text form "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx".
 struct GpuUuid {

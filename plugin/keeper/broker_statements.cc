@@ -279,7 +279,7 @@ void BrokerStatements::Show(LinkView* view) {
     view->leases.push_back({.lease_id = id,
                             .generation = lease.stated.generation,
                             .client = places.at(lease.stated.client_id),
-                            .access = static_cast<protocol::WireAccess>(lease.stated.access)});
+                            .access = Access{lease.stated.access}});
   }
 }
 
@@ -297,23 +297,22 @@ void BrokerStatements::ShowBuffers(LinkView* view) const {
     }
     view->buffers.push_back({.name = name,
                              .creator = std::string(FromNameField(buffer.stated.creator)),
-                             .state = static_cast<registry::BufferState>(buffer.stated.state),
+                             .state = BufferState{buffer.stated.state},
                              .current = buffer.stated.current,
                              .loaded_bytes = buffer.stated.loaded_bytes,
                              .generations = {}});
     for (const uint64_t number : buffer.generations) {
       const KeptState::Generation& generation = kept_.generations().at(number);
       const protocol::LinkGeneration& stated = generation.stated;
-      view->buffers.back().generations.push_back(
-          {.generation = number,
-           .size_bytes = stated.size_bytes,
-           .content_bytes = generation.content_bytes,
-           .mapped_bytes = PhysicalBytes(stated),
-           .transport = static_cast<protocol::Transport>(stated.transport),
-           .pooled = stated.pooled != 0,
-           .gpu = stated.gpu,
-           .published = stated.publisher_client == 0,
-           .created_unix_ns = stated.created_unix_ns});
+      view->buffers.back().generations.push_back({.generation = number,
+                                                  .size_bytes = stated.size_bytes,
+                                                  .content_bytes = generation.content_bytes,
+                                                  .mapped_bytes = PhysicalBytes(stated),
+                                                  .transport = Transport{stated.transport},
+                                                  .pooled = stated.pooled != 0,
+                                                  .gpu = stated.gpu,
+                                                  .published = stated.publisher_client == 0,
+                                                  .created_unix_ns = stated.created_unix_ns});
     }
   }
 }

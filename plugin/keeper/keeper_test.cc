@@ -325,7 +325,7 @@ TEST_F(KeeperTest, ShowsLeasesAndWhoseProcessIsGone) {
   EXPECT_EQ(view.kept.pooled_bytes, 2 * kMiB);
   EXPECT_EQ(view.clients[view.leases[0].client].container, "app");
   EXPECT_EQ(view.leases[0].generation, 7U);
-  EXPECT_EQ(view.leases[0].access, protocol::WireAccess::kRead);
+  EXPECT_EQ(view.leases[0].access, Access::kRead);
   EXPECT_TRUE(view.clients[view.leases[0].client].alive);
   EXPECT_FALSE(view.clients[view.leases[1].client].alive);
   ASSERT_NE(view.registry, nullptr);

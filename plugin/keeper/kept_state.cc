@@ -16,8 +16,7 @@ std::unexpected<Status> Full(std::string_view what, uint64_t limit) {
 }
 
 bool HasDescriptor(const protocol::LinkGeneration& generation) {
-  return generation.transport == static_cast<uint32_t>(protocol::Transport::kVmm) ||
-         IsSyncPage(generation);
+  return generation.transport == Transport::kVmm || IsSyncPage(generation);
 }
 
 // The memory behind a generation number never changes.

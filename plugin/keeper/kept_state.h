@@ -42,14 +42,14 @@ namespace gpushm::plugin::keeper {
 
 // Whether it is the sync page of a signal, barrier or ring: host memory.
 inline bool IsSyncPage(const protocol::LinkGeneration& generation) {
-  return generation.transport == static_cast<uint32_t>(protocol::Transport::kHost);
+  return generation.transport == Transport::kHost;
 }
 
 // Bytes that it takes of the GPU; for an offer, protocol::OfferedBytes.
 inline uint64_t PhysicalBytes(const protocol::LinkGeneration& generation) {
   if (IsSyncPage(generation)) return 0;
-  return protocol::OfferedBytes(static_cast<protocol::Transport>(generation.transport),
-                                generation.size_bytes, generation.mapped_bytes);
+  return protocol::OfferedBytes(Transport{generation.transport}, generation.size_bytes,
+                                generation.mapped_bytes);
 }
 
 struct KeptCounts {

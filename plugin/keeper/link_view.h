@@ -32,7 +32,7 @@ struct LeaseView {
   uint64_t lease_id = 0;
   uint64_t generation = 0;
   uint32_t client = 0;  // Index into LinkView::clients.
-  protocol::WireAccess access{};
+  Access access{};
 };
 
 struct GenerationView {

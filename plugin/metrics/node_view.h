@@ -50,9 +50,7 @@ inline constexpr size_t kShownAttachments = 256;  // Of one container on one buf
 inline constexpr std::string_view kOthers = "(others)";
 
 // The names in labels and on the status page.
-inline std::string AccessName(protocol::WireAccess access) {
-  return access == protocol::WireAccess::kRead ? "ro" : "rw";
-}
+inline std::string AccessName(Access access) { return access == Access::kRead ? "ro" : "rw"; }
 
 // `name` is POD/CONTAINER of a container in another pod, which shares the claim.
 struct PoolContainer : status::Container {

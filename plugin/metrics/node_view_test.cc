@@ -16,7 +16,6 @@
 namespace gpushm::plugin::metrics {
 namespace {
 
-using protocol::WireAccess;
 using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::Pair;
@@ -67,7 +66,7 @@ void AddBuffer(keeper::LinkView* link, const std::string& name, uint64_t generat
 }
 
 void AddLease(keeper::LinkView* link, const std::string& container, uint64_t generation,
-              WireAccess access = WireAccess::kRead, bool alive = true) {
+              Access access = Access::kRead, bool alive = true) {
   const auto known = std::ranges::find_if(link->clients, [&](const keeper::ClientView& client) {
     return client.container == container && client.alive == alive;
   });
@@ -185,8 +184,8 @@ TEST(NodeView, SharesAreByAttachmentAndLoseNothing) {
   AddBuffer(&link, "weights", 1, 10);
   AddLease(&link, "a", 1);
   AddLease(&link, "a", 1);
-  AddLease(&link, "b", 1, WireAccess::kReadWrite);
-  AddLease(&link, "dead", 1, WireAccess::kRead, /*alive=*/false);
+  AddLease(&link, "b", 1, Access::kReadWrite);
+  AddLease(&link, "dead", 1, Access::kRead, /*alive=*/false);
   facts.links.push_back(link);
   const NodeView node = BuildNodeView(facts);
   const PoolView& pool = node.pools[0];
@@ -305,8 +304,7 @@ TEST(NodeView, APodOfSeveralGpusHasAPoolOnEach) {
   AddBuffer(&link, "weights-1", 2, 20 * kMi);
   link.buffers[1].generations[0].gpu = 1;
   link.clients = {{.container = "app", .client_id = 1, .alive = true}};
-  link.leases = {
-      {.lease_id = 1, .generation = 2, .client = 0, .access = protocol::WireAccess::kRead}};
+  link.leases = {{.lease_id = 1, .generation = 2, .client = 0, .access = Access::kRead}};
   facts.links = {link};
   const NodeView node = BuildNodeView(facts);
   ASSERT_EQ(node.pools.size(), 2U);
@@ -482,7 +480,7 @@ TEST(NodeViewProperty, ProportionalBytesSumUpToPhysicalOnes) {
         const uint64_t leases = round % 100 == 0 ? below(3000) : below(6);
         for (uint64_t i = 0; i < leases; ++i) {
           AddLease(&link, "c" + std::to_string(below(4)), generation,
-                   below(2) == 0 ? WireAccess::kRead : WireAccess::kReadWrite, below(5) != 0);
+                   below(2) == 0 ? Access::kRead : Access::kReadWrite, below(5) != 0);
         }
       }
       facts.links.push_back(std::move(link));

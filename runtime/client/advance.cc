@@ -77,7 +77,7 @@ Result<void> Advance(Attachment* attachment, std::span<const CUstream> streams, 
                 "publish it first: gpushm_attachment_publish");
   }
   if (attachment->device_mapping() == nullptr || facts.blocks != 0 ||
-      facts.peer_way != protocol::PeerWay::kNone) {
+      facts.peer_way != PeerWay::kNone) {
     return Fail(Code::kUnsupported,
                 "only a whole allocation with transport vmm, and without peer GPUs, can be "
                 "exchanged",
@@ -95,7 +95,7 @@ Result<void> Advance(Attachment* attachment, std::span<const CUstream> streams, 
     const registry::BufferRecord& record = seen->found.record;
     if (record.generation == facts.generation && !attachment->orphaned()) return {};
     if (record.size_bytes != facts.size_bytes || record.mapped_bytes != facts.mapped_bytes ||
-        record.transport != registry::Transport::kVmm || record.gpu != facts.gpu.bytes) {
+        record.transport != Transport::kVmm || record.gpu != facts.gpu.bytes) {
       return Fail(Code::kInvalidArgument,
                   Concat("generation ", record.generation, " has ", record.size_bytes,
                          " bytes and transport ", registry::TransportName(record.transport),

@@ -47,7 +47,7 @@ Result<void> FetchBlocks(Session* session, const SessionLock& lock, Grant* grant
 
 Result<PeerPlan> Plan(Driver* driver, const BufferRecord& record, const DeviceInfo& device,
                       const AttachOptions& options) {
-  if (record.transport == registry::Transport::kCuIpc) {
+  if (record.transport == Transport::kCuIpc) {
     return Fail(Code::kUnsupported, "peer GPUs cannot map a buffer of transport cuipc",
                 "offer it with allow_copy, or allocate it with cuMemCreate");
   }
@@ -142,8 +142,8 @@ Result<Grant> AskForLease(Client* client, const SessionLock& lock, const BufferR
   Session& session = client->session();
   protocol::AttachRequest request{};
   request.name = protocol::ToNameField(record.name.view());
-  request.access = static_cast<uint32_t>(options.access);
-  request.peer_way = static_cast<uint32_t>(grant.peers.way);
+  request.access = options.access;
+  request.peer_way = grant.peers.way;
   request.generation = record.generation;
   request.gpu_uuid = record.gpu;
   const auto reply = session.Ask<protocol::AttachReply>(

@@ -60,7 +60,7 @@ struct Grant {
   DeviceInfo device{};  // The memory's GPU; none for a page.
   PeerPlan peers{};
   bool is_page() const { return (record.flags & registry::kRecordPage) != 0; }
-  bool is_cuipc() const { return record.transport == registry::Transport::kCuIpc; }
+  bool is_cuipc() const { return record.transport == Transport::kCuIpc; }
 };
 
 // Asks the broker for a lease on what the registry shows.

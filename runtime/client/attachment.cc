@@ -5,8 +5,8 @@
 namespace gpushm::client {
 namespace {
 
-bool IsUsable(registry::BufferState state) {
-  return state == registry::BufferState::kReady || state == registry::BufferState::kWriterDied;
+bool IsUsable(BufferState state) {
+  return state == BufferState::kReady || state == BufferState::kWriterDied;
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ uint64_t Attachment::ContentBytes() const {
 uint32_t Attachment::State() const {
   const auto found = LatestReader()->Find(facts_.name);
   if (!found || found->record.generation < facts_.generation) return 0;
-  return static_cast<uint32_t>(found->record.state);
+  return found->record.state;
 }
 
 Lease Attachment::lease() const {

@@ -52,15 +52,15 @@ class Attachment {
     uint64_t generation;
     uint64_t size_bytes;
     uint64_t mapped_bytes;
-    protocol::Transport transport;  // kVmm also for blocks.
-    uint32_t blocks = 0;            // Allocations, if it is not one whole allocation.
+    Transport transport;  // kVmm also for blocks.
+    uint32_t blocks = 0;  // Allocations, if it is not one whole allocation.
     CUdevice device;
     GpuUuid gpu;
     uint32_t gpu_number = 0;  // Of `gpu` among the pod's GPUs.
     CUdeviceptr address;
     bool unpublished;
     uint64_t peer_devices;
-    protocol::PeerWay peer_way;
+    PeerWay peer_way;
   };
   using Memory = std::variant<DeviceMapping, IpcMapping, std::unique_ptr<PageMapping>>;
 

@@ -342,13 +342,13 @@ void Attachments::Renew(const SessionLock& lock, Attachment* attachment, bool sa
     return;
   }
   // Its cells ended with the former lease.
-  if (facts.transport == protocol::Transport::kHost && facts.access == Access::kReadWrite) {
+  if (facts.transport == Transport::kHost && facts.access == Access::kReadWrite) {
     attachment->Orphan();
     return;
   }
   protocol::AttachRequest request{};
   request.name = protocol::ToNameField(facts.name);
-  request.access = static_cast<uint32_t>(facts.access);
+  request.access = facts.access;
   request.generation = facts.generation;
   request.gpu_uuid = facts.gpu.bytes;
   std::vector<UniqueFd> unused;

@@ -69,19 +69,19 @@ TEST_F(ClientTest, WaitsUntilThereIsContent) {
   Open();
   EXPECT_EQ(Attach("weights", GPUSHM_ACCESS_READ, GPUSHM_DONT_WAIT), nullptr);
   EXPECT_EQ(status_, GPUSHM_NOT_FOUND);
-  broker_->Add("weights", 5, kMiB, api_, registry::BufferState::kLoading);
+  broker_->Add("weights", 5, kMiB, api_, BufferState::kLoading);
   EXPECT_EQ(Attach("weights", GPUSHM_ACCESS_READ, GPUSHM_DONT_WAIT), nullptr);
   EXPECT_EQ(status_, GPUSHM_LOADING);
   EXPECT_EQ(Attach("weights", GPUSHM_ACCESS_READ, 20), nullptr);
   EXPECT_EQ(status_, GPUSHM_TIMEOUT);
-  std::thread loader([&] { broker_->SetState("weights", registry::BufferState::kReady); });
+  std::thread loader([&] { broker_->SetState("weights", BufferState::kReady); });
   EXPECT_NE(Attach("weights"), nullptr) << gpushm_last_error()->text;
   loader.join();
 }
 
 // Goal: whoever wants the content learns what its load waits for, or why it failed.
 TEST_F(ClientTest, ErrorsSayWhyThereIsNoContent) {
-  broker_->Add("weights", 5, kMiB, api_, registry::BufferState::kLoading);
+  broker_->Add("weights", 5, kMiB, api_, BufferState::kLoading);
   Open();
   auto reason = Sized<gpushm_reason>();
   EXPECT_EQ(gpushm_lookup_reason(client_.get(), "none", &reason), GPUSHM_NOT_FOUND);
@@ -89,7 +89,7 @@ TEST_F(ClientTest, ErrorsSayWhyThereIsNoContent) {
   EXPECT_EQ(reason.status, GPUSHM_OK);
   EXPECT_STREQ(reason.text, "");
 
-  broker_->SetState("weights", registry::BufferState::kLoading, "no file a.bin");
+  broker_->SetState("weights", BufferState::kLoading, "no file a.bin");
   ASSERT_EQ(gpushm_lookup_reason(client_.get(), "weights", &reason), GPUSHM_OK);
   EXPECT_EQ(reason.status, GPUSHM_NOT_FOUND);
   EXPECT_EQ(reason.state, GPUSHM_BUFFER_LOADING);
@@ -108,11 +108,11 @@ TEST_F(ClientTest, ErrorsSayWhyThereIsNoContent) {
   EXPECT_EQ(gpushm_wait(client_.get(), "weights", 0, &options, nullptr), GPUSHM_TIMEOUT);
   EXPECT_THAT(gpushm_last_error()->text, HasSubstr("no file a.bin"));
 
-  broker_->SetState("weights", registry::BufferState::kFailed, "a.bin is no safetensors file");
+  broker_->SetState("weights", BufferState::kFailed, "a.bin is no safetensors file");
   EXPECT_EQ(gpushm_wait(client_.get(), "weights", 0, &options, nullptr), GPUSHM_SYSTEM);
   EXPECT_THAT(gpushm_last_error()->text,
               HasSubstr("loading \"weights\" failed: a.bin is no safetensors file"));
-  broker_->SetState("weights", registry::BufferState::kReady);
+  broker_->SetState("weights", BufferState::kReady);
   EXPECT_EQ(gpushm_wait(client_.get(), "weights", 0, &options, nullptr), GPUSHM_OK);
 }
 
@@ -121,7 +121,7 @@ TEST_F(ClientTest, NewGenerationMakesOldAttachmentsStale) {
   Open();
   gpushm_attachment* const old = Attach("weights");
   ASSERT_NE(old, nullptr);
-  broker_->SetState("weights", registry::BufferState::kWriterDied);
+  broker_->SetState("weights", BufferState::kWriterDied);
   EXPECT_EQ(gpushm_attachment_check(old), GPUSHM_OK) << "another state is no other generation";
   EXPECT_EQ(Attach("weights"), old);
   broker_->Add("weights", 6, kMiB, api_);

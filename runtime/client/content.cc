@@ -57,13 +57,13 @@ bool Waits(Code code) {
 
 void StateReason(Client* client, std::string_view name, const Status& why) {
   const auto found = LookupReason(*client, name);
-  if (!found || (found->record.state != registry::BufferState::kLoading &&
-                 found->record.state != registry::BufferState::kFailed)) {
+  if (!found || (found->record.state != BufferState::kLoading &&
+                 found->record.state != BufferState::kFailed)) {
     return;
   }
   const auto text =
       protocol::ToLineField(Concat(why.what(), why.remedy().empty() ? "" : "; ", why.remedy()));
-  const bool fails = !Waits(why.code()) && found->record.state == registry::BufferState::kLoading;
+  const bool fails = !Waits(why.code()) && found->record.state == BufferState::kLoading;
   const bool known = registry::ReasonCode(found->record) == static_cast<uint32_t>(why.code()) &&
                      found->reason == protocol::FromLineField(text);
   if (known && !fails) return;  // As at each look of a load that waits.
@@ -94,13 +94,13 @@ Result<void> CheckWhole(const Attachment& attachment) {
   }
   const auto found = Lookup(*facts.client, facts.name);
   const bool shown = found && found->record.generation == facts.generation;
-  if (shown && found->record.state == registry::BufferState::kLoading) {
+  if (shown && found->record.state == BufferState::kLoading) {
     return Fail(Code::kLoading,
                 Concat(found->record.loaded_bytes, " of ", facts.size_bytes, " bytes are loaded"),
                 "wait for it: gpushm_wait");
   }
   if (attachment.fill() == Attachment::Fill::kFailed ||
-      (shown && found->record.state == registry::BufferState::kFailed)) {
+      (shown && found->record.state == BufferState::kFailed)) {
     return Fail(Code::kSystem,
                 Concat("the last load into generation ", facts.generation, " failed"),
                 "load it again");

@@ -124,7 +124,7 @@ Result<Attachment*> Make(Client* client, Kind kind, std::string_view name, uint6
         .name = protocol::ToNameField(name),
         .size_bytes = size_bytes,
         .flags = flags | FlagsOf(options) | options.gpu << protocol::kFlagGpuShift,
-        .on_writer_exit = static_cast<uint32_t>(options.on_writer_exit)};
+        .on_writer_exit = options.on_writer_exit};
     grant = RequestMake(&session, *lock, kind, name, request, attach, wait);
   } else {
     const protocol::ReplaceRequest request{

@@ -16,7 +16,7 @@ namespace gpushm::client {
 struct MakeOptions {
   bool writers_all = false;
   bool one_writer = false;
-  protocol::OnWriterExit on_writer_exit = protocol::OnWriterExit::kMark;
+  OnWriterExit on_writer_exit = OnWriterExit::kMark;
   bool unpublished = false;
   uint64_t after_generation = 0;  // Of a page: see protocol::MakePageRequest.
   bool until_unused = false;      // See protocol::kFlagUntilUnused.

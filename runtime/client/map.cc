@@ -54,10 +54,10 @@ Result<Attachment::Memory> Map(Driver* driver, const Grant& grant, const Deadlin
   return std::move(*mapping);
 }
 
-void CountPeers(Counters* counters, protocol::PeerWay way) {
-  if (way == protocol::PeerWay::kNvLink) counters->Add(protocol::Counter::kNvLinkAttaches);
-  if (way == protocol::PeerWay::kPcie) counters->Add(protocol::Counter::kPcieAttaches);
-  if (way == protocol::PeerWay::kStaged) counters->Add(protocol::Counter::kStagedAttaches);
+void CountPeers(Counters* counters, PeerWay way) {
+  if (way == PeerWay::kNvLink) counters->Add(protocol::Counter::kNvLinkAttaches);
+  if (way == PeerWay::kPcie) counters->Add(protocol::Counter::kPcieAttaches);
+  if (way == PeerWay::kStaged) counters->Add(protocol::Counter::kStagedAttaches);
 }
 
 }  // namespace
@@ -90,9 +90,7 @@ Result<Attachment*> Enter(Client* client, const SessionLock& lock, const Grant& 
                         .generation = record.generation,
                         .size_bytes = record.size_bytes,
                         .mapped_bytes = record.mapped_bytes,
-                        .transport = grant.is_page()
-                                         ? protocol::Transport::kHost
-                                         : static_cast<protocol::Transport>(record.transport),
+                        .transport = grant.is_page() ? Transport::kHost : record.transport,
                         .blocks = reply.blocks,
                         .device = grant.peers.staged.value_or(grant.device.device),
                         .gpu = grant.device.uuid,

@@ -11,7 +11,6 @@ namespace gpushm::client {
 
 using protocol::Kind;
 using registry::BufferRecord;
-using registry::BufferState;
 
 namespace {
 

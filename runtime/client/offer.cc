@@ -116,7 +116,7 @@ protocol::OfferRequest RequestFor(std::string_view name, uint64_t size_bytes,
   request.size_bytes = size_bytes;
   request.flags = (options.writers_all ? protocol::kFlagWritersAll : 0) |
                   (options.one_writer ? protocol::kFlagOneWriter : 0);
-  request.on_writer_exit = static_cast<uint32_t>(options.on_writer_exit);
+  request.on_writer_exit = options.on_writer_exit;
   request.gpu_uuid = gpu.bytes;
   return request;
 }
@@ -261,11 +261,11 @@ Result<uint64_t> SendOffer(Client* client, const protocol::OfferRequest& request
   if (!lock) return std::unexpected(lock.error());
   Call call;
   int raw = -1;
-  if (request.transport == static_cast<uint32_t>(protocol::Transport::kVmm)) {
+  if (request.transport == Transport::kVmm) {
     raw = blocks.front().descriptor.get();
     call.descriptors = {&raw, 1};
   }
-  if (request.transport == static_cast<uint32_t>(protocol::Transport::kBlocks)) {
+  if (request.transport == Transport::kBlocks) {
     const Result<uint64_t> serial = StageBlocks(&session, *lock, blocks, wait);
     if (!serial) return std::unexpected(serial.error());
     call.serial = *serial;
@@ -320,7 +320,7 @@ Result<OfferOutcome> OfferCopy(Client* client, std::string_view name, CUdevicept
     if (auto done = Publish(*made, wait); !done) return std::unexpected(done.error());
     const uint64_t generation = (*made)->facts().generation;
     client->offers().Keep(generation, (*made)->lease().serial);
-    return OfferOutcome{.transport = protocol::Transport::kVmm,
+    return OfferOutcome{.transport = Transport::kVmm,
                         .copied = true,
                         .copied_bytes = size_bytes,
                         .copy_ns = copy_ns,
@@ -374,25 +374,23 @@ Result<OfferOutcome> Offer(Client* client, std::string_view name, CUdeviceptr ad
   const auto as_it_is = [&](std::span<const OfferedBlock> blocks) -> Result<OfferOutcome> {
     const auto sent = SendOffer(client, request, blocks, wait);
     if (!sent) return std::unexpected(sent.error());
-    return OfferOutcome{
-        .transport = blocks.empty() ? protocol::Transport::kCuIpc : protocol::Transport::kVmm,
-        .generation = *sent,
-        .mapped_bytes = request.mapped_bytes,
-        .allocations = static_cast<uint32_t>(allocations->size())};
+    return OfferOutcome{.transport = blocks.empty() ? Transport::kCuIpc : Transport::kVmm,
+                        .generation = *sent,
+                        .mapped_bytes = request.mapped_bytes,
+                        .allocations = static_cast<uint32_t>(allocations->size())};
   };
   if (first.is_vmm) {
     const Result<std::vector<OfferedBlock>> blocks = ExportAll(api, *allocations);
     if (blocks) {
       const bool whole = blocks->size() == 1 && request.offset == 0;
-      request.transport =
-          static_cast<uint32_t>(whole ? protocol::Transport::kVmm : protocol::Transport::kBlocks);
+      request.transport = whole ? Transport::kVmm : Transport::kBlocks;
       return as_it_is(*blocks);
     }
     reason = blocks.error();
   } else if (first.allows_cuipc) {
     CUipcMemHandle handle{};
     if (auto done = api.Check(api.cuIpcGetMemHandle(&handle, address), "cuIpcGetMemHandle"); done) {
-      request.transport = static_cast<uint32_t>(protocol::Transport::kCuIpc);
+      request.transport = Transport::kCuIpc;
       request.pid = CudaPid();
       std::memcpy(request.cuipc_handle.data(), handle.reserved, sizeof handle.reserved);
       return as_it_is({});

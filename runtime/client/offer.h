@@ -45,7 +45,7 @@ struct OfferOptions {
 };
 
 struct OfferOutcome {
-  protocol::Transport transport = protocol::Transport::kVmm;
+  Transport transport = Transport::kVmm;
   bool copied = false;
   uint64_t copied_bytes = 0;
   int64_t copy_ns = 0;

@@ -129,12 +129,12 @@ Result<PeerPlan> PlanPeers(const CudaApi& api, std::span<const DeviceInfo> devic
     }
     if (*access == PeerAccess::kNone) {
       plan.staged = device.device;
-      plan.way = protocol::PeerWay::kStaged;
+      plan.way = PeerWay::kStaged;
       continue;
     }
     plan.mapped.push_back(device.device);
-    plan.way = std::max(plan.way, *access == PeerAccess::kNvLink ? protocol::PeerWay::kNvLink
-                                                                 : protocol::PeerWay::kPcie);
+    plan.way =
+        std::max(plan.way, *access == PeerAccess::kNvLink ? PeerWay::kNvLink : PeerWay::kPcie);
   }
   return plan;
 }

@@ -23,8 +23,8 @@ inline uint64_t BitOf(CUdevice device) { return uint64_t{1} << device; }
 
 // How an attach serves GPUs other than the buffer's own.
 struct PeerPlan {
-  protocol::PeerWay way = protocol::PeerWay::kNone;  // The slowest of all.
-  std::vector<CUdevice> mapped;                      // These access the bytes in place.
+  PeerWay way = PeerWay::kNone;    // The slowest of all.
+  std::vector<CUdevice> mapped;    // These access the bytes in place.
   std::optional<CUdevice> staged;  // This GPU gets a copy, and the bytes themselves are not mapped.
 
   uint64_t mapped_devices() const;

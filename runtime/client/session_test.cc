@@ -28,7 +28,7 @@ class SessionTest : public ConnectionTest {};
 TEST_F(SessionTest, LooksUpAndLists) {
   Start();
   broker_->Add("weights", 5, 3 * kMiB, nullptr);
-  broker_->Add("activations", 6, kMiB, nullptr, registry::BufferState::kLoading);
+  broker_->Add("activations", 6, kMiB, nullptr, BufferState::kLoading);
   Open();
   auto info = Sized<gpushm_info>();
   ASSERT_EQ(gpushm_lookup(client_.get(), "weights", &info), GPUSHM_OK);
@@ -272,12 +272,12 @@ TEST_F(SessionTest, WaitsForNamesStatesAndGenerations) {
         << gpushm_last_error()->text;
   });
   broker_->Add("weights", 5, kMiB, nullptr);
-  broker_->Add("weights", 6, kMiB, nullptr, registry::BufferState::kLoading);
-  broker_->SetState("weights", registry::BufferState::kReady);
+  broker_->Add("weights", 6, kMiB, nullptr, BufferState::kLoading);
+  broker_->SetState("weights", BufferState::kReady);
   waiter.join();
   EXPECT_EQ(info.generation, 6u);
   EXPECT_EQ(info.state, GPUSHM_BUFFER_READY);
-  broker_->SetState("weights", registry::BufferState::kFailed);
+  broker_->SetState("weights", BufferState::kFailed);
   EXPECT_EQ(gpushm_wait(client_.get(), "weights", 0, &options, nullptr), GPUSHM_SYSTEM);
 }
 

@@ -62,8 +62,7 @@ std::string Generations::Problem(uint64_t number, const Generation& generation) 
   if (number >= kMaxNumber) return "invalid number (never issued by a broker)";
   if (all_.contains(number)) return "duplicate number";
   if (memory.has_descriptor() && !memory.descriptor) {
-    return Concat("its memory was not received, though its transport is ",
-                  static_cast<uint32_t>(memory.transport));
+    return Concat("its memory was not received, though its transport is ", memory.transport);
   }
   const auto received = std::ranges::count_if(
       memory.blocks, [](const Block& block) { return block.descriptor.valid(); });

@@ -15,8 +15,8 @@ Statement LeaseStatement(const Lease& lease) {
                               .client_id = lease.client.id,
                               .generation = lease.generation,
                               .since_unix_ns = lease.since_unix_ns,
-                              .access = static_cast<uint32_t>(lease.access),
-                              .peer_way = static_cast<uint32_t>(lease.peer_way)}};
+                              .access = lease.access,
+                              .peer_way = lease.peer_way}};
 }
 
 }  // namespace
@@ -32,7 +32,7 @@ bool Journal::IsStated(const std::string& name) const {
 Statement Journal::BufferStatement(const std::string& name) const {
   protocol::LinkBuffer stated{};
   stated.name = protocol::ToNameField(name);
-  stated.state = static_cast<uint32_t>(BufferState::kWriterDied);
+  stated.state = BufferState::kWriterDied;
   const auto found = ledger_->buffers().find(name);
   const bool there = found != ledger_->buffers().end() && found->second.has_memory();
   const auto declared = ledger_->declared().find(name);
@@ -45,11 +45,11 @@ Statement Journal::BufferStatement(const std::string& name) const {
     stated.flags = (policy->writers_all ? protocol::kFlagWritersAll : 0) |
                    (policy->one_writer ? protocol::kFlagOneWriter : 0) |
                    (policy->until_unused ? protocol::kFlagUntilUnused : 0);
-    stated.on_writer_exit = static_cast<uint32_t>(policy->on_writer_exit);
+    stated.on_writer_exit = policy->on_writer_exit;
   }
   if (!there) return {stated};
   const Buffer& buffer = found->second;
-  stated.state = static_cast<uint32_t>(buffer.content.state());
+  stated.state = buffer.content.state();
   stated.current = buffer.current;
   stated.pending = buffer.pending;
   stated.loaded_bytes = buffer.content.loaded_bytes();
@@ -63,7 +63,7 @@ Statement Journal::GenerationStatement(uint64_t number) const {
                                    .generation = number,
                                    .size_bytes = memory.size_bytes,
                                    .mapped_bytes = memory.mapped_bytes,
-                                   .transport = static_cast<uint32_t>(memory.transport),
+                                   .transport = memory.transport,
                                    .pooled = static_cast<uint16_t>(memory.pooled ? 1 : 0),
                                    .gpu = static_cast<uint16_t>(memory.gpu),
                                    .offerer_pid = memory.offerer_pid,
@@ -104,10 +104,10 @@ std::pair<std::string, Buffer> ToBuffer(const protocol::LinkBuffer& stated) {
   buffer.policy.writers_all = (stated.flags & protocol::kFlagWritersAll) != 0;
   buffer.policy.one_writer = (stated.flags & protocol::kFlagOneWriter) != 0;
   buffer.policy.until_unused = (stated.flags & protocol::kFlagUntilUnused) != 0;
-  buffer.policy.on_writer_exit = static_cast<protocol::OnWriterExit>(stated.on_writer_exit);
+  buffer.policy.on_writer_exit = OnWriterExit{stated.on_writer_exit};
   buffer.current = stated.current;
   buffer.pending = stated.pending;
-  buffer.content = Content(static_cast<BufferState>(stated.state), stated.loaded_bytes);
+  buffer.content = Content(BufferState{stated.state}, stated.loaded_bytes);
   return {std::string(protocol::FromNameField(stated.name)), std::move(buffer)};
 }
 
@@ -118,7 +118,7 @@ std::pair<uint64_t, Generation> ToGeneration(const protocol::LinkGeneration& sta
   generation.publisher_client = stated.publisher_client;
   generation.offerer_client = stated.offerer_client;
   generation.created_unix_ns = stated.created_unix_ns;
-  generation.memory.transport = static_cast<protocol::Transport>(stated.transport);
+  generation.memory.transport = Transport{stated.transport};
   generation.memory.size_bytes = stated.size_bytes;
   generation.memory.mapped_bytes = stated.mapped_bytes;
   generation.memory.descriptor = std::move(memory);
@@ -136,9 +136,9 @@ Lease ToLease(const protocol::LinkLease& stated) {
           .client = {.id = stated.client_id, .container = {}},
           .buffer = {},
           .generation = stated.generation,
-          .access = static_cast<Access>(stated.access),
+          .access = Access{stated.access},
           .since_unix_ns = stated.since_unix_ns,
-          .peer_way = static_cast<protocol::PeerWay>(stated.peer_way)};
+          .peer_way = PeerWay{stated.peer_way}};
 }
 
 // ---- changes

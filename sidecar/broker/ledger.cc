@@ -531,9 +531,8 @@ registry::BufferRecord Ledger::RecordOf(const std::string& name, const Buffer& b
   record.gpu = generations_.budget().gpu(generation.memory.gpu).uuid.bytes;
   record.gpu_number = generation.memory.gpu;
   // Also for pages, which a flag marks, and for blocks.
-  record.transport = generation.memory.transport == protocol::Transport::kCuIpc
-                         ? registry::Transport::kCuIpc
-                         : registry::Transport::kVmm;
+  record.transport =
+      generation.memory.transport == Transport::kCuIpc ? Transport::kCuIpc : Transport::kVmm;
   if (generation.memory.is_page()) record.flags |= registry::kRecordPage;
   if (generation.content_bytes) record.flags |= registry::kRecordContent;
   if (buffer.policy.read_only) record.flags |= registry::kRecordReadOnly;

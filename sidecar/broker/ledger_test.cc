@@ -124,7 +124,7 @@ TEST_F(LedgerTest, AMadeBufferIsWrittenByItsCreatorsContainerUnlessOpened) {
 
 TEST_F(LedgerTest, NobodyWritesAReadOnlyBuffer) {
   annotations::BufferSpec spec = Spec("weights");
-  spec.access = annotations::Access::kReadOnly;
+  spec.access = annotations::WriteRule::kReadOnly;
   Declare(spec);
   const auto denied = Attach(kApp, "weights", Access::kReadWrite);
   ASSERT_EQ(CodeOf(denied), As(Code::kDenied));
@@ -138,7 +138,7 @@ TEST_F(LedgerTest, TheLoaderOfAFileWritesWhatHasNoContentYet) {
   annotations::BufferSpec read_only = Spec("weights");
   read_only.file = "models/w";
   read_only.containers = {"app"};
-  read_only.access = annotations::Access::kReadOnly;
+  read_only.access = annotations::WriteRule::kReadOnly;
   annotations::BufferSpec listed = Spec("listed");
   listed.file = "models/l";
   listed.writers = {"app"};
@@ -181,7 +181,7 @@ TEST_F(LedgerTest, WithOneSocketEverybodyMayBeTheLoader) {
                 {LedgerGpu{kGpu}}, 1000);
   annotations::BufferSpec spec = Spec("weights");
   spec.file = "/models/w";
-  spec.access = annotations::Access::kReadOnly;
+  spec.access = annotations::WriteRule::kReadOnly;
   const auto ticket = ledger.BeginDeclared(spec);
   ASSERT_TRUE(ticket) << ticket.error().ToString();
   ASSERT_TRUE(ledger.Commit(*ticket, Memory(), true, kNow));
@@ -193,7 +193,7 @@ TEST_F(LedgerTest, WithOneSocketEverybodyMayBeTheLoader) {
 
 TEST_F(LedgerTest, OneWriterIsOne) {
   annotations::BufferSpec spec = Spec("ring");
-  spec.access = annotations::Access::kOneWriter;
+  spec.access = annotations::WriteRule::kOneWriter;
   Declare(spec);
   const auto first = Attach(kApp, "ring", Access::kReadWrite);
   ASSERT_TRUE(first);
@@ -208,7 +208,7 @@ TEST_F(LedgerTest, OneWriterIsOne) {
 // accepted, and there were two.
 TEST_F(LedgerTest, AReplacementUnderWayIsTheOneWriter) {
   annotations::BufferSpec spec = Spec("ring");
-  spec.access = annotations::Access::kOneWriter;
+  spec.access = annotations::WriteRule::kOneWriter;
   Declare(spec);
   const auto ticket = ledger_.BeginReplace(kApp, "ring", 0, kAttached);
   ASSERT_TRUE(ticket);

@@ -11,21 +11,11 @@ Policy Policy::FromSpec(const annotations::BufferSpec& spec) {
   policy.containers.insert(spec.containers.begin(), spec.containers.end());
   policy.writers.insert(spec.writers.begin(), spec.writers.end());
   policy.writers_all = spec.writers.empty();
-  policy.read_only = spec.access == annotations::Access::kReadOnly;
-  policy.one_writer = spec.access == annotations::Access::kOneWriter;
+  policy.read_only = spec.access == annotations::WriteRule::kReadOnly;
+  policy.one_writer = spec.access == annotations::WriteRule::kOneWriter;
   if (!spec.file.empty()) policy.loader = annotations::LoaderOf(spec.name);
   policy.gpu = spec.gpu;
-  switch (spec.on_writer_exit) {
-    case annotations::OnWriterExit::kMark:
-      policy.on_writer_exit = protocol::OnWriterExit::kMark;
-      break;
-    case annotations::OnWriterExit::kKeep:
-      policy.on_writer_exit = protocol::OnWriterExit::kKeep;
-      break;
-    case annotations::OnWriterExit::kDrop:
-      policy.on_writer_exit = protocol::OnWriterExit::kDrop;
-      break;
-  }
+  policy.on_writer_exit = spec.on_writer_exit;
   return policy;
 }
 

@@ -42,7 +42,7 @@ Policy PolicyFor(const Client& client, uint32_t flags, uint32_t on_writer_exit) 
   policy.writers_all = (flags & protocol::kFlagWritersAll) != 0;
   policy.one_writer = (flags & protocol::kFlagOneWriter) != 0;
   policy.until_unused = (flags & protocol::kFlagUntilUnused) != 0;
-  policy.on_writer_exit = static_cast<protocol::OnWriterExit>(on_writer_exit);
+  policy.on_writer_exit = OnWriterExit{on_writer_exit};
   return policy;
 }
 
@@ -93,7 +93,7 @@ Result<void> Broker::CheckOthers(const Request& request) const {
     case Kind::kAttach: {
       const auto body = protocol::Parse<protocol::AttachRequest>(bytes);
       if (!body) return std::unexpected(body.error());
-      writes = body->access != static_cast<uint32_t>(Access::kRead);
+      writes = body->access != Access::kRead;
       break;
     }
     case Kind::kCreate:
@@ -208,9 +208,9 @@ Result<void> Broker::OnAttach(Request& request, const protocol::AttachRequest& b
     return Fail(Code::kUnavailable, "the sidecar is shutting down", "the pod is being stopped");
   }
   if (auto r = CheckGpuOf(NameOf(body.name)); !r) return r;
-  const auto grant = ledger_->Attach(
-      request.client, NameOf(body.name), static_cast<Access>(body.access), body.generation,
-      GpuUuid{body.gpu_uuid}, UnixNs(), static_cast<protocol::PeerWay>(body.peer_way));
+  const auto grant =
+      ledger_->Attach(request.client, NameOf(body.name), Access{body.access}, body.generation,
+                      GpuUuid{body.gpu_uuid}, UnixNs(), PeerWay{body.peer_way});
   if (!grant) {
     if (grant.error().code() == Code::kDenied) {
       LogWarning("attach-denied", {{"buffer", NameOf(body.name)},
@@ -401,7 +401,7 @@ Result<void> Broker::OnBlock(Request& request, const protocol::BlockRequest& bod
 }
 
 Result<void> Broker::OnOffer(Request& request, const protocol::OfferRequest& body) {
-  const auto transport = static_cast<protocol::Transport>(body.transport);
+  const Transport transport{body.transport};
   const bool vmm = transport == protocol::Transport::kVmm;
   if (request.message->descriptors.size() != (vmm ? 1u : 0u)) {
     return Fail(Code::kCorrupt, Concat("an offer with transport ", body.transport, " came with ",
@@ -481,8 +481,8 @@ Result<void> Broker::OnHolders(Request& request, const protocol::HoldersRequest&
     entry.client_id = lease->client.id;
     entry.lease_id = lease->id;
     entry.since_unix_ns = lease->since_unix_ns;
-    entry.access = static_cast<uint32_t>(lease->access);
-    entry.peer_way = static_cast<uint32_t>(lease->peer_way);
+    entry.access = lease->access;
+    entry.peer_way = lease->peer_way;
   }
   server_->Reply(request.to, reply);
   return {};

@@ -45,7 +45,7 @@ BorrowedDescriptor BorrowedDescriptor::Borrow(const std::filesystem::path& folde
   const client::SessionLock lock = Must(borrowed.session_->Lock(deadline));
   protocol::AttachRequest request{};
   request.name = protocol::ToNameField(name);
-  request.access = static_cast<uint32_t>(protocol::WireAccess::kRead);
+  request.access = gpushm::Access::kRead;
   request.gpu_uuid = ThisMachine().device.uuid.bytes;
   std::vector<UniqueFd> received;
   Must(borrowed.session_->Ask<protocol::AttachReply>(lock, protocol::Kind::kAttach, request,

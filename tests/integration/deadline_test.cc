@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kShortMs = 50;
 // A call may end 50 ms after its deadline: so long it asks who the other participants are, for its
-// error text (kWhoIsMs of runtime/client/open_page.cc). 20 ms more for the machine to run it.
+// error text (kWhoIsMs of runtime/client/sync/open_page.cc). 20 ms more for the machine to run it.
 constexpr int64_t kLateMs = kShortMs + 50 + 20;
 constexpr int64_t kAnswerMs = 1500;  // For what allows a broker one second.
 

@@ -123,16 +123,14 @@ gpushm_status gpushm_attachment_get_info(const gpushm_attachment* attachment,
     filled.mapped_bytes = facts.mapped_bytes;
     filled.generation = facts.generation;
     filled.lease_id = a.lease().id;
-    filled.access = static_cast<uint32_t>(facts.access);
-    filled.transport = static_cast<uint32_t>(facts.transport);
-    const std::optional<Code> code = a.Current();
-    filled.status = code              ? static_cast<uint32_t>(*code)
-                    : a.device_lost() ? static_cast<uint32_t>(GPUSHM_DEVICE_LOST)
-                                      : static_cast<uint32_t>(GPUSHM_OK);
+    filled.access = facts.access;
+    filled.transport = facts.transport;
+    filled.status = a.device_lost() ? GPUSHM_DEVICE_LOST : GPUSHM_OK;
+    if (const std::optional<Code> code = a.Current()) filled.status = gc::ToStatus(*code);
     filled.state = a.State();
     filled.device = facts.device;
     filled.peer_devices = facts.peer_devices;
-    filled.peer_method = static_cast<uint32_t>(facts.peer_way);
+    filled.peer_method = facts.peer_way;
     filled.count = facts.client->attachments().CountOf(a);
     filled.content_bytes = a.ContentBytes();
     gc::WriteInfo(filled, info, info->struct_size);

@@ -31,7 +31,7 @@ Result<MakeOptions> ToMakeOptions(const Options& given) {
   }
   return MakeOptions{.writers_all = given.writers == GPUSHM_WRITERS_ALL,
                      .one_writer = given.one_writer != 0,
-                     .on_writer_exit = static_cast<protocol::OnWriterExit>(given.on_writer_exit),
+                     .on_writer_exit = OnWriterExit{given.on_writer_exit},
                      .unpublished = false};
 }
 
@@ -151,13 +151,13 @@ Result<TransferRequest> ReadTransfer(const char* path, const gpushm_transfer_opt
   const auto wait = Wait::ForTransfer(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
   if (!wait) return std::unexpected(wait.error());
   TransferOptions transfer{.chunk_bytes = given->chunk_bytes,
-                           .file_way = static_cast<FileWay>(given->file_method),
+                           .file_way = FileWay{given->file_method},
                            .chunks = given->chunks,
                            .threads = alone                 ? 0
                                       : given->threads == 0 ? UsefulHelpers()
                                                             : given->threads,
                            .whole = given->whole != 0,
-                           .format = static_cast<Format>(given->format),
+                           .format = Format{given->format},
                            .announced = {.bytes = given->bytes},
                            .progress = {}};
   if (given->digest != nullptr) {
@@ -181,8 +181,8 @@ void WriteResult(const TransferOutcome& moved, gpushm_transfer_result* result) {
   gpushm_transfer_result filled{};
   filled.bytes = moved.bytes;
   filled.elapsed_ns = moved.elapsed_ns;
-  filled.file_method = static_cast<uint32_t>(moved.file.way);
-  filled.file_reason = static_cast<uint32_t>(moved.file.reason);
+  filled.file_method = std::to_underlying(moved.file.way);
+  filled.file_reason = std::to_underlying(moved.file.reason);
   filled.moving_ns = moved.moving_ns;
   filled.link_bytes_per_second = moved.link_bytes_per_second;
   CopyDigest(moved.digest, filled.digest);
@@ -281,7 +281,7 @@ gpushm_status gpushm_file_digest(const char* path, uint32_t format,
     }
     gc::TransferOptions options;
     options.file_way = gpushm::FileWay::kCached;  // Reads without O_DIRECT.
-    options.format = static_cast<gc::Format>(format);
+    options.format = gc::Format{format};
     const auto source = gc::LoadSource::Open({.path = path}, options);
     if (!source) return std::unexpected(source.error());
     const auto made = gc::DigestOf(*source);
@@ -334,7 +334,7 @@ gpushm_status gpushm_offer(gpushm_client* client, const char* name, uint64_t add
     }
     if (result != nullptr) {
       gpushm_offer_result filled{};
-      filled.transport = static_cast<uint32_t>(offered->transport);
+      filled.transport = offered->transport;
       filled.copied = offered->copied ? 1 : 0;
       filled.copied_bytes = offered->copied_bytes;
       filled.copy_ns = offered->copy_ns;

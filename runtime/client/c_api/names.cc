@@ -62,9 +62,8 @@ gpushm_info ToInfo(const registry::BufferRecord& record) {
   info.created_unix_ns = static_cast<int64_t>(record.created_unix_ns);
   std::memcpy(info.gpu_uuid, record.gpu.data(), sizeof info.gpu_uuid);
   const bool is_page = (record.flags & registry::kRecordPage) != 0;
-  info.transport = static_cast<uint32_t>(
-      is_page ? protocol::Transport::kHost : static_cast<protocol::Transport>(record.transport));
-  info.state = static_cast<uint32_t>(record.state);
+  info.transport = is_page ? Transport::kHost : record.transport;
+  info.state = record.state;
   std::memcpy(info.creator, &record.creator, sizeof info.creator);
   info.content_bytes = registry::ContentBytes(record);
   info.description_bytes = record.description_bytes;
@@ -152,7 +151,7 @@ gpushm_status gpushm_lookup_reason(gpushm_client* client, const char* name, gpus
       const auto found = gc::LookupReason(*c, *text);
       if (!found) return std::unexpected(found.error());
       filled->generation = found->record.generation;
-      filled->state = static_cast<uint32_t>(found->record.state);
+      filled->state = found->record.state;
       filled->status = gpushm::registry::ReasonCode(found->record);
       gc::CopyText(filled->text, found->reason);
       return {};

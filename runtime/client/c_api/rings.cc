@@ -53,7 +53,7 @@ Result<gc::Ring::Options> ToOptions(const gpushm_ring_options& given) {
                 "leave the other options zero");
   }
   gc::Ring::Options options;
-  options.role = static_cast<gc::Ring::Role>(given.role);
+  options.role = gc::Ring::Role{given.role};
   options.kind =
       given.policy == GPUSHM_RING_QUEUE ? gpushm::sync::Kind::kQueue : gpushm::sync::Kind::kRing;
   options.settings = {.frames = given.frames == 0 ? kDefaultFrames : given.frames,
@@ -93,7 +93,7 @@ Result<void> BeginInto(gpushm_frame* out, int64_t timeout_ms, Begin begin) {
     filled->time_ns = frame->facts.time_ns;
     filled->lost = frame->facts.lost;
     filled->delivery = frame->facts.delivery;
-    filled->ready = static_cast<uint32_t>(frame->ready);
+    filled->ready = frame->ready;
     std::memcpy(filled->metadata, frame->facts.metadata.data(), sizeof filled->metadata);
     filled->slot = frame->facts.slot;
     filled->hold = frame->facts.hold;
@@ -210,7 +210,7 @@ gpushm_status gpushm_ring_get_info(const gpushm_ring* ring, gpushm_ring_info* in
       const gc::Ring::Facts facts = r.facts();
       gc::CopyText(filled->name, r.name());
       filled->generation = facts.generation;
-      filled->role = static_cast<uint32_t>(facts.role);
+      filled->role = facts.role;
       filled->policy = facts.kind == gpushm::sync::Kind::kQueue
                            ? uint32_t{GPUSHM_RING_QUEUE}
                            : static_cast<uint32_t>(facts.settings.policy);
@@ -221,7 +221,7 @@ gpushm_status gpushm_ring_get_info(const gpushm_ring* ring, gpushm_ring_info* in
       filled->dropped = facts.dropped;
       filled->taken = facts.taken;
       filled->lost = facts.lost;
-      filled->writer_state = static_cast<uint32_t>(facts.writer);
+      filled->writer_state = std::to_underlying(facts.writer);
       return {};
     });
   });

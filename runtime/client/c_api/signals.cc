@@ -29,10 +29,10 @@ gpushm_status gpushm_signal_open(gpushm_client* client, const char* name,
                   Concat("unknown value: role ", given.role, ", writers ", given.writers),
                   "use the values of gpushm_signal_role and gpushm_writers");
     }
-    return gc::Signal::Open(of, text,
-                            {.role = static_cast<gc::Signal::Role>(given.role),
-                             .writers_all = given.writers == GPUSHM_WRITERS_ALL},
-                            wait);
+    return gc::Signal::Open(
+        of, text,
+        {.role = gc::Signal::Role{given.role}, .writers_all = given.writers == GPUSHM_WRITERS_ALL},
+        wait);
   };
   return gc::OpenNamed(client, name, options, gc::HandleKind::kSignal, "signal", signal, open);
 }
@@ -74,8 +74,8 @@ gpushm_status gpushm_signal_get_info(const gpushm_signal* signal, gpushm_signal_
       gc::CopyText(filled->name, s.name());
       filled->generation = s.generation();
       filled->value = reading.value;
-      filled->state = static_cast<uint32_t>(reading.state);
-      filled->role = static_cast<uint32_t>(s.role());
+      filled->state = std::to_underlying(reading.state);
+      filled->role = s.role();
       filled->recorded = s.recorded();
       return {};
     });

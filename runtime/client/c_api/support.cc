@@ -13,11 +13,6 @@ struct LastError {
 };
 thread_local LastError last_error;
 
-static_assert(static_cast<int>(Code::kInvalidArgument) == GPUSHM_INVALID_ARGUMENT);
-static_assert(static_cast<int>(Code::kUnavailable) == GPUSHM_UNAVAILABLE);
-static_assert(static_cast<int>(Code::kInternal) == GPUSHM_INTERNAL);
-static_assert(kMaxCode == GPUSHM_ENDED);
-
 }  // namespace
 
 gpushm_status RememberStatic(gpushm_status code, const char* what, const char* remedy) noexcept {
@@ -26,7 +21,7 @@ gpushm_status RememberStatic(gpushm_status code, const char* what, const char* r
 }
 
 gpushm_status Remember(const Status& status) noexcept {
-  const auto code = static_cast<gpushm_status>(status.code());
+  const gpushm_status code = ToStatus(status.code());
   try {
     last_error.text = status.ToString();
     last_error.what = status.what();

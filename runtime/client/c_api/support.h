@@ -225,6 +225,9 @@ inline std::vector<CUstream> ToStreams(void* const* streams, size_t count) {
   return all;
 }
 
+// The numbers are the same (numbers.cc).
+inline gpushm_status ToStatus(Code code) { return static_cast<gpushm_status>(code); }
+
 inline Access ToAccess(uint32_t access) {
   return access == GPUSHM_ACCESS_READ_WRITE ? Access::kReadWrite : Access::kRead;
 }

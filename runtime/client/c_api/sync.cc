@@ -17,7 +17,7 @@ namespace {
 void LookAtWriter(const gpushm::sync::Cell& cell, gpushm_sync_info* info) {
   const Reading reading = gpushm::sync::Read(cell);
   info->value = reading.value;
-  info->state = static_cast<uint32_t>(reading.state);
+  info->state = std::to_underlying(reading.state);
   info->writer_lease = cell.owner.load(std::memory_order_relaxed);
 }
 
@@ -30,7 +30,7 @@ void LookAtBarrier(const gpushm::sync::Page& page, gpushm_sync_info* info) {
     if (reading.state == CellState::kLive) {
       info->state = std::max<uint32_t>(info->state, GPUSHM_SIGNAL_LIVE);
     } else if (reading.ended()) {
-      info->state = static_cast<uint32_t>(reading.state);
+      info->state = std::to_underlying(reading.state);
     }
   }
 }
@@ -52,7 +52,7 @@ gpushm_status gpushm_sync_lookup(gpushm_client* client, const char* name, gpushm
       if (!open) return std::unexpected(open.error().WithContext(Concat("look at \"", text, '"')));
       gc::CopyText(filled->name, open->name());
       filled->generation = open->generation();
-      filled->kind = static_cast<uint32_t>(open->page().kind());
+      filled->kind = std::to_underlying(open->page().kind());
       filled->places = open->page().cells();
       for (uint32_t i = 0; i < filled->places; ++i) {
         filled->joined += gpushm::sync::Read(open->cell(i)).state == CellState::kLive ? 1 : 0;

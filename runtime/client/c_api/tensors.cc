@@ -45,7 +45,7 @@ Result<void> Fill(const tensors::TensorView& view, gpushm_tensor* tensor) {
     filled->offset = view.offset;
     filled->size_bytes = view.bytes;
     filled->rank = static_cast<uint32_t>(view.shape.size());
-    filled->dtype = static_cast<uint32_t>(view.dtype);
+    filled->dtype = std::to_underlying(view.dtype);
     return {};
   });
 }

@@ -39,10 +39,10 @@ gpushm_status WithBoth(const gpushm_waiter* waiter, HandleKind kind, const void*
 gpushm_event ToEvent(const Waiter::Event& event) {
   gpushm_event out{};
   out.tag = event.tag;
-  out.kind = static_cast<uint32_t>(event.kind);
-  out.status = event.failure ? static_cast<uint32_t>(*event.failure) : uint32_t{GPUSHM_OK};
+  out.kind = event.kind;
+  out.status = event.failure ? ToStatus(*event.failure) : GPUSHM_OK;
   out.generation = event.generation;
-  out.state = static_cast<uint32_t>(event.state);
+  out.state = event.state;
   return out;
 }
 

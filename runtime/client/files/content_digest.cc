@@ -116,7 +116,7 @@ Result<Digest> DigestOf(const LoadSource& source) {
 Result<Digest> DigestOfContent(Attachment* attachment, const Wait& wait) {
   const Attachment::Facts& facts = attachment->facts();
   if (auto whole = CheckWhole(*attachment); !whole) return std::unexpected(whole.error());
-  if (attachment->device_mapping() == nullptr || facts.peer_way == protocol::PeerWay::kStaged) {
+  if (attachment->device_mapping() == nullptr || facts.peer_way == PeerWay::kStaged) {
     return Fail(Code::kUnsupported,
                 "only an attachment with transport vmm that is not a staged copy has a digest",
                 "attach the buffer on the GPU where it is");

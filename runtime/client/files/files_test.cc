@@ -87,7 +87,7 @@ TEST_F(ClientTest, AFailedLoadStatesItsReason) {
   };
   EXPECT_EQ(load("/nowhere/a\nb.bin"), GPUSHM_NOT_FOUND);
   EXPECT_EQ(stated.size(), 0u) << "it has its content";
-  broker_->SetState("weights", registry::BufferState::kLoading);
+  broker_->SetState("weights", BufferState::kLoading);
   EXPECT_EQ(load("/nowhere/a\nb.bin"), GPUSHM_NOT_FOUND);
   ASSERT_EQ(stated.size(), 1u);
   EXPECT_EQ(protocol::FromNameField(stated[0].name), "weights");
@@ -194,7 +194,7 @@ TEST_F(ClientTest, TheWaitForABufferIsNotItsTransfer) {
   EXPECT_LE(said->answer.RemainingMs(), 300);
 
   broker_->Add("weights", 5, 3 * kMiB, api_);
-  broker_->Add("loading", 6, 3 * kMiB, api_, registry::BufferState::kLoading);
+  broker_->Add("loading", 6, 3 * kMiB, api_, BufferState::kLoading);
   Open();
   const std::string path = folder_.path() + "/in.bin";
   std::ofstream(path, std::ios::binary) << std::string(kMiB, 'a');

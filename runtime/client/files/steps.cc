@@ -22,8 +22,7 @@ Result<void> CallProgress(const TransferOptions& options, const Wait& wait, uint
 }
 
 Result<void> CheckMovable(Attachment* attachment) {
-  if (attachment->device_mapping() == nullptr ||
-      attachment->facts().peer_way == protocol::PeerWay::kStaged) {
+  if (attachment->device_mapping() == nullptr || attachment->facts().peer_way == PeerWay::kStaged) {
     return Fail(Code::kUnsupported,
                 "only an attachment with transport vmm that is not a staged copy can be loaded "
                 "and saved",

@@ -44,7 +44,7 @@ Result<Attachment*> MakeFrames(Client* client, std::string_view name, const Ring
   const FrameSettings& settings = ring.settings;
   const uint64_t bytes = BufferBytes(settings);
   const MakeOptions options{
-      .on_writer_exit = protocol::OnWriterExit::kKeep, .until_unused = !ring.keep, .gpu = ring.gpu};
+      .on_writer_exit = OnWriterExit::kKeep, .until_unused = !ring.keep, .gpu = ring.gpu};
   if (successor) {
     auto replaced = Replace(client, name, bytes, options, /*attach=*/true, wait);
     if (replaced || replaced.error().code() != Code::kNotFound) return replaced;

@@ -38,7 +38,7 @@ inline const CUstream kNoStream = reinterpret_cast<CUstream>(~uintptr_t{0});
 
 class Ring {
  public:
-  enum class Role : uint32_t { kReader = 0, kWriter = 1 };
+  enum Role : uint32_t { kReader = 0, kWriter = 1 };
   struct Options {
     Role role = Role::kReader;
     // For a writer: the ring to make.
@@ -51,7 +51,7 @@ class Ring {
     bool from_oldest = false;
   };
   // How it is ensured that a frame is complete before it is read.
-  enum class Ready : uint32_t { kAlready = 0, kStream = 1, kHost = 2 };
+  enum Ready : uint32_t { kAlready = 0, kStream = 1, kHost = 2 };
   struct Frame {
     sync::Frame facts;
     CUdeviceptr address = 0;

@@ -28,7 +28,7 @@ namespace gpushm::client {
 
 class Signal {
  public:
-  enum class Role : uint32_t { kWaiter = 0, kWriter = 1 };
+  enum Role : uint32_t { kWaiter = 0, kWriter = 1 };
   struct Options {
     Role role = Role::kWaiter;
     bool writers_all = false;

@@ -32,13 +32,13 @@ namespace gpushm::client {
 
 class Waiter final : public ClientObject {
  public:
-  enum class Kind : uint32_t { kName = 1, kRing = 2, kSignal = 3 };
+  enum Kind : uint32_t { kName = 1, kRing = 2, kSignal = 3 };
   struct Event {
     Kind kind = Kind::kName;
     uint64_t tag = 0;
     std::optional<Code> failure{};  // Of the call for which the program waits.
     uint64_t generation = 0;
-    registry::BufferState state{};
+    BufferState state{};
   };
 
   static Result<std::unique_ptr<Waiter>> Make(Client* client);
@@ -67,7 +67,7 @@ class Waiter final : public ClientObject {
     std::string name{};
     bool exists = false;  // The name, as reported last; also the next two.
     uint64_t generation = 0;
-    registry::BufferState state{};
+    BufferState state{};
     std::shared_ptr<Ring> ring{};
     bool end_reported = false;
     std::shared_ptr<Signal> signal{};

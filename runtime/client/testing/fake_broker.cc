@@ -90,7 +90,7 @@ void FakeBroker::Insert(const std::string& name, Buffer buffer) {
 }
 
 void FakeBroker::Add(const std::string& name, uint64_t generation, uint64_t size_bytes,
-                     const CudaApi* api, registry::BufferState state) {
+                     const CudaApi* api, BufferState state) {
   const std::lock_guard lock(mutex_);
   api_ = api;
   Buffer buffer;
@@ -117,13 +117,12 @@ void FakeBroker::AddCuIpc(const std::string& name, uint64_t generation, int32_t 
   buffer.record.size_bytes = 4096;
   buffer.record.mapped_bytes = uint64_t{2} << 20;
   buffer.record.gpu = gpu_.bytes;
-  buffer.record.transport = registry::Transport::kCuIpc;
+  buffer.record.transport = Transport::kCuIpc;
   buffer.offerer_pid = offerer_pid;
   Insert(name, std::move(buffer));
 }
 
-void FakeBroker::SetState(const std::string& name, registry::BufferState state,
-                          const std::string& reason) {
+void FakeBroker::SetState(const std::string& name, BufferState state, const std::string& reason) {
   const std::lock_guard lock(mutex_);
   Buffer& buffer = buffers_.at(name);
   registry::BufferRecord record = buffer.record;

@@ -65,11 +65,10 @@ class FakeBroker {
   void SetTwist(Twist twist);
   // If `api` is not null, the buffer has memory of the simulated driver.
   void Add(const std::string& name, uint64_t generation, uint64_t size_bytes, const CudaApi* api,
-           registry::BufferState state = registry::BufferState::kReady);
+           BufferState state = BufferState::kReady);
   void AddCuIpc(const std::string& name, uint64_t generation, int32_t offerer_pid);
   // `reason`: as its loader stated it with NOT_FOUND; empty for none.
-  void SetState(const std::string& name, registry::BufferState state,
-                const std::string& reason = {});
+  void SetState(const std::string& name, BufferState state, const std::string& reason = {});
   // From now on the pod has that many GPUs, of which bit i of `lost` says that number i is
   // unhealthy. All have the same UUID.
   void SetGpus(uint32_t count, uint32_t lost);

@@ -206,7 +206,7 @@ inline std::vector<Line> LinesOf(const Ledger& ledger) {
 inline std::string LinesDiffer(const Ledger& a, const Ledger& b, bool careful = false) {
   const std::vector<Line> left = LinesOf(a);
   const std::vector<Line> right = LinesOf(b);
-  const auto failed = static_cast<uint32_t>(BufferState::kFailed);
+  const auto failed = BufferState::kFailed;
   for (size_t i = 0; i < std::max(left.size(), right.size()); ++i) {
     const Line x = i < left.size() ? left[i] : Line{"nothing"};
     const Line y = i < right.size() ? right[i] : Line{"nothing"};
