@@ -150,16 +150,14 @@ Result<TransferRequest> ReadTransfer(const char* path, const gpushm_transfer_opt
   }
   const auto wait = Wait::ForTransfer(given->timeout_ms, GPUSHM_DEFAULT_TIMEOUT_MS);
   if (!wait) return std::unexpected(wait.error());
-  TransferOptions transfer{.chunk_bytes = given->chunk_bytes,
-                           .file_way = FileWay{given->file_method},
-                           .chunks = given->chunks,
-                           .threads = alone                 ? 0
-                                      : given->threads == 0 ? UsefulHelpers()
-                                                            : given->threads,
+  const uint32_t helpers = alone ? 0 : given->threads == 0 ? UsefulHelpers() : given->threads;
+  TransferOptions transfer{.job = {.way = FileWay{given->file_method},
+                                   .chunk_bytes = given->chunk_bytes,
+                                   .chunks = given->chunks,
+                                   .threads = helpers},
                            .whole = given->whole != 0,
                            .format = Format{given->format},
-                           .announced = {.bytes = given->bytes},
-                           .progress = {}};
+                           .announced = {.bytes = given->bytes}};
   if (given->digest != nullptr) {
     const auto digest = ParseDigest(given->digest);
     if (!digest) return std::unexpected(digest.error());
@@ -179,12 +177,12 @@ Result<TransferRequest> ReadTransfer(const char* path, const gpushm_transfer_opt
 void WriteResult(const TransferOutcome& moved, gpushm_transfer_result* result) {
   if (result == nullptr) return;
   gpushm_transfer_result filled{};
-  filled.bytes = moved.bytes;
+  filled.bytes = moved.report.bytes;
   filled.elapsed_ns = moved.elapsed_ns;
-  filled.file_method = std::to_underlying(moved.file.way);
-  filled.file_reason = std::to_underlying(moved.file.reason);
-  filled.moving_ns = moved.moving_ns;
-  filled.link_bytes_per_second = moved.link_bytes_per_second;
+  filled.file_method = std::to_underlying(moved.report.way);
+  filled.file_reason = std::to_underlying(moved.reason);
+  filled.moving_ns = moved.report.moving_ns;
+  filled.link_bytes_per_second = moved.report.link_bytes_per_second;
   CopyDigest(moved.digest, filled.digest);
   WriteInfo(filled, result, result->struct_size);
 }
@@ -280,7 +278,7 @@ gpushm_status gpushm_file_digest(const char* path, uint32_t format,
       return gc::CheckArgument(false, "path or digest is NULL, or format is no gpushm_format");
     }
     gc::TransferOptions options;
-    options.file_way = gpushm::FileWay::kCached;  // Reads without O_DIRECT.
+    options.job.way = gpushm::FileWay::kCached;  // Reads without O_DIRECT.
     options.format = gc::Format{format};
     const auto source = gc::LoadSource::Open({.path = path}, options);
     if (!source) return std::unexpected(source.error());

@@ -63,9 +63,9 @@ Result<void> CheckDigest(const LoadSource& source, const Digest& announced, cons
 }
 
 void CountLoad(Client* client, TransferOutcome* outcome, const LoadSource& source) {
-  outcome->file.reason = source.parts.front().file.plan.reason;
+  outcome->reason = source.parts.front().file.plan.reason;
   client->counters().Add(protocol::Counter::kLoads);
-  client->counters().Add(protocol::Counter::kLoadedBytes, outcome->bytes);
+  client->counters().Add(protocol::Counter::kLoadedBytes, outcome->report.bytes);
 }
 
 // Moves the files of `source` one after the other.
@@ -199,9 +199,7 @@ Result<TransferOutcome> FillOnce(Attachment* attachment, const LoadSource& sourc
   }
   facts.client->driver().KeepLink(facts.gpu, Driver::Direction::kLoad,
                                   copied->link_bytes_per_second);
-  TransferOutcome outcome = OutcomeOf(*copied);
-  outcome.digest = digest;
-  return outcome;
+  return TransferOutcome{.report = *copied, .digest = digest};
 }
 
 // Under a context of the GPU. `detaches`: the caller detaches next, whatever the result is. Begins
@@ -351,7 +349,7 @@ Result<TransferOutcome> Load(Attachment* attachment, const TransferFile& from,
   Result<TransferOutcome> outcome = LoadAttached(attachment, from, options, wait);
   if (!outcome && !unpublished) StateReason(facts.client, facts.name, outcome.error());
   if (!outcome) return outcome;
-  attachment->NoteContent(outcome->bytes);
+  attachment->NoteContent(outcome->report.bytes);
   end.how = Fill::kNone;
   outcome->elapsed_ns = MonotonicNs() - start_ns;
   return outcome;

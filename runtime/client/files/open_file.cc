@@ -185,7 +185,7 @@ Result<LoadSource> OpenTensors(const std::string& path, FileWay asked) {
 }
 
 Result<LoadSource> OpenAsItIs(const TransferFile& from, const TransferOptions& options) {
-  Result<OpenFile> opened = OpenToLoad(from, options.file_way);
+  Result<OpenFile> opened = OpenToLoad(from, options.job.way);
   if (!opened) return std::unexpected(opened.error());
   LoadSource source;
   source.name = opened->name;
@@ -231,7 +231,7 @@ Result<LoadSource> OpenByFormat(const TransferFile& from, const TransferOptions&
   const bool tensors = options.format == Format::kTensors ||
                        (options.format == Format::kAuto && (folder || (named && file)));
   if (!tensors) return OpenAsItIs(from, options);
-  if (from.path) return OpenTensors(*from.path, options.file_way);
+  if (from.path) return OpenTensors(*from.path, options.job.way);
   return Fail(Code::kInvalidArgument,
               "format is GPUSHM_FORMAT_TENSORS, but a descriptor has no name for its shards",
               "pass the path of the safetensors file, index or folder");

@@ -57,7 +57,7 @@ Result<TransferOutcome> SaveTo(
     Client* client, int64_t start_ns, const TransferFile& to, const TensorsToSave* tensors,
     uint64_t raw_bytes, const TransferOptions& options, const Wait& wait,
     const std::function<Result<TransferOutcome>(const OpenFile& file)>& move) {
-  FileWay asked = options.file_way;
+  FileWay asked = options.job.way;
   if (tensors != nullptr) {
     if (asked == FileWay::kGds) {
       return Fail(Code::kUnsupported, "GPUDirect Storage cannot write a safetensors file",
@@ -75,9 +75,9 @@ Result<TransferOutcome> SaveTo(
   if (!outcome) return outcome;
   if (auto done = target->Commit(); !done) return std::unexpected(done.error());
   outcome->elapsed_ns = MonotonicNs() - start_ns;
-  outcome->file.reason = target->file().plan.reason;
+  outcome->reason = target->file().plan.reason;
   client->counters().Add(protocol::Counter::kSaves);
-  client->counters().Add(protocol::Counter::kSavedBytes, outcome->bytes);
+  client->counters().Add(protocol::Counter::kSavedBytes, outcome->report.bytes);
   return outcome;
 }
 
@@ -111,7 +111,7 @@ Result<TransferOutcome> Write(Attachment* attachment, const OpenFile& file,
                                     saved->link_bytes_per_second);
   if (!going) return std::unexpected(going.error());
   if (!saved) return std::unexpected(saved.error());
-  return OutcomeOf(*saved);
+  return TransferOutcome{.report = *saved};
 }
 
 Result<TransferOutcome> SaveHere(Client* client, std::string_view name, const OpenFile& file,

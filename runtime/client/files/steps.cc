@@ -32,26 +32,13 @@ Result<void> CheckMovable(Attachment* attachment) {
 }
 
 TransferJob JobFor(const OpenFile& file, const TransferOptions& options) {
-  TransferJob job;
+  TransferJob job = options.job;
   job.file = file.fd;
   job.way = file.plan.way;
   job.try_pages = file.plan.try_pages;
-  job.chunk_bytes = options.chunk_bytes;
-  job.chunks = options.chunks;
-  job.threads = options.threads;
   return job;
 }
 
-TransferOutcome OutcomeOf(const TransferReport& report) {
-  return {.bytes = report.bytes,
-          .elapsed_ns = 0,
-          .file = {.way = report.way},
-          .moving_ns = report.moving_ns,
-          .link_bytes_per_second = report.link_bytes_per_second,
-          .digest = {}};
-}
-
-// Spans attach, copy and detach, because a buffer of transport cuipc needs a context for all three.
 Result<TransferOutcome> WithContext(Client* client, const GpuUuid& gpu,
                                     const std::function<Result<TransferOutcome>()>& transfer) {
   const Result<DeviceInfo> device = client->driver().Find(gpu);

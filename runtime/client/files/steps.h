@@ -23,7 +23,6 @@ Result<void> CallProgress(const TransferOptions& options, const Wait& wait, uint
 // Whether the mapping's own memory can be moved and read.
 Result<void> CheckMovable(Attachment* attachment);
 TransferJob JobFor(const OpenFile& file, const TransferOptions& options);
-TransferOutcome OutcomeOf(const TransferReport& report);
 // Calls `transfer` under a context of the GPU.
 Result<TransferOutcome> WithContext(Client* client, const GpuUuid& gpu,
                                     const std::function<Result<TransferOutcome>()>& transfer);

@@ -12,6 +12,7 @@
 #include "platform/base/digest.h"
 #include "platform/base/status.h"
 #include "platform/transfer/file_way.h"
+#include "platform/transfer/transfer_engine.h"
 #include "runtime/client/attachment.h"
 #include "runtime/client/wait.h"
 
@@ -35,24 +36,20 @@ struct Announced {
 };
 
 struct TransferOptions {
-  uint64_t chunk_bytes = 0;
-  FileWay file_way = FileWay::kAuto;
-  uint32_t chunks = 0;
-  uint32_t threads = 0;  // See TransferJob; 0 means none.
-  bool whole = false;    // For a save: the whole buffer, not only its content.
+  // Chunks, threads and the requested method. The rest is set for each file.
+  TransferJob job{.way = FileWay::kAuto};
+  bool whole = false;  // For a save: the whole buffer, not only its content.
   Format format = Format::kAuto;
   Announced announced{};  // For a load.
   // Returning false stops the transfer. May be empty.
-  std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress;
+  std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress{};
 };
 
 struct TransferOutcome {
-  uint64_t bytes = 0;
-  int64_t elapsed_ns = 0;
-  FilePlan file;
-  int64_t moving_ns = 0;
-  uint64_t link_bytes_per_second = 0;
-  Digest digest{};  // Of what was loaded, if it was made.
+  TransferReport report{};
+  FileReason reason = FileReason::kUnknown;  // For the method.
+  int64_t elapsed_ns = 0;                    // Of the whole call.
+  Digest digest{};                           // Of what was loaded, if it was made.
 };
 
 Result<TransferOutcome> Load(Client* client, std::string_view name, const TransferFile& from,
