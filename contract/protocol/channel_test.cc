@@ -19,8 +19,8 @@
 
 #include "contract/limits.h"
 #include "platform/base/testing.h"
+#include "platform/base/testing/code.h"
 #include "platform/base/testing/must.h"
-#include "platform/base/testing_code.h"
 
 namespace gpushm::protocol {
 namespace {

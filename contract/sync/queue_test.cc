@@ -12,8 +12,8 @@
 
 #include "contract/sync/testing.h"
 #include "platform/base/testing.h"
+#include "platform/base/testing/code.h"
 #include "platform/base/testing/must.h"
-#include "platform/base/testing_code.h"
 
 namespace gpushm::sync {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "contract/sync/queue.h"
 #include "contract/sync/ring.h"
-#include "contract/sync/stepped.h"
 #include "contract/sync/testing.h"
+#include "contract/sync/testing/stepped.h"
 #include "platform/base/clock.h"
 
 namespace gpushm::sync {

@@ -18,7 +18,7 @@
 #include "contract/tensors/table.h"
 #include "contract/tensors/testing.h"
 #include "platform/base/testing.h"
-#include "platform/base/testing_code.h"
+#include "platform/base/testing/code.h"
 
 namespace gpushm::tensors {
 namespace {

@@ -9,7 +9,7 @@
 #include "contract/limits.h"
 #include "contract/tensors/encode.h"
 #include "contract/tensors/testing.h"
-#include "platform/base/testing_code.h"
+#include "platform/base/testing/code.h"
 
 namespace gpushm::tensors {
 namespace {

@@ -10,7 +10,7 @@
 #include "contract/limits.h"
 #include "contract/tensors/testing.h"
 #include "platform/base/testing.h"
-#include "platform/base/testing_code.h"
+#include "platform/base/testing/code.h"
 #include "platform/base/unique_fd.h"
 
 namespace gpushm::tensors {

@@ -11,8 +11,8 @@
 #include "contract/tensors/encode.h"
 #include "contract/tensors/testing.h"
 #include "platform/base/quote.h"
+#include "platform/base/testing/code.h"
 #include "platform/base/testing/must.h"
-#include "platform/base/testing_code.h"
 
 namespace gpushm::tensors {
 namespace {

@@ -13,7 +13,7 @@
 #include "platform/base/clock.h"
 #include "platform/base/nearest.h"
 #include "platform/base/status.h"
-#include "platform/base/testing_code.h"
+#include "platform/base/testing/code.h"
 #include "platform/base/unique_fd.h"
 
 namespace gpushm {

@@ -16,7 +16,7 @@
 
 #include "contract/limits.h"
 #include "platform/base/testing.h"
-#include "platform/base/testing_code.h"
+#include "platform/base/testing/code.h"
 #include "platform/daemon/testing/hung_fuse.h"
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/keeper_fixture.h"

@@ -9,7 +9,7 @@
 #include <memory>
 #include <random>
 
-#include "platform/base/testing_code.h"
+#include "platform/base/testing/code.h"
 #include "plugin/keeper/testing/counter_segment.h"
 #include "plugin/keeper/testing/statements.h"
 

@@ -17,7 +17,7 @@
 
 #include "contract/limits.h"
 #include "platform/base/clock.h"
-#include "platform/base/testing_code.h"
+#include "platform/base/testing/code.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 

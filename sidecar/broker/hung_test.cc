@@ -14,7 +14,7 @@
 #include <iterator>
 #include <optional>
 
-#include "platform/base/testing_code.h"
+#include "platform/base/testing/code.h"
 #include "platform/daemon/testing/hung_fuse.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"

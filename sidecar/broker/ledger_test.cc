@@ -7,7 +7,7 @@
 #include <string>
 
 #include "contract/limits.h"
-#include "platform/base/testing_code.h"
+#include "platform/base/testing/code.h"
 
 namespace gpushm::broker {
 namespace {

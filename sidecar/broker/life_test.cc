@@ -19,7 +19,7 @@
 #include "contract/registry/host_list.h"
 #include "contract/registry/reader.h"
 #include "platform/base/clock.h"
-#include "platform/base/testing_code.h"
+#include "platform/base/testing/code.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 

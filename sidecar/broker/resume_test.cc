@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "platform/base/testing_code.h"
+#include "platform/base/testing/code.h"
 #include "sidecar/broker/testing/broker_process.h"
 #include "sidecar/broker/testing/raw_client.h"
 
