@@ -75,15 +75,19 @@ class LoadingCase(ChartCase):
 
     def start(self, thing, files, more=None):
         """Makes this pod; returns when it is ready."""
-        self.run_pod(self.with_reader(thing, files, more))
+        made = self.run_pod(self.with_reader(thing, files, more))
         name = thing["metadata"]["name"]
-        self.assertEqual(self.volumes(name, "gpushm"), [], "the broker mounts volumes of the pod")
+        volumes = {c["name"]: {mount["name"] for mount in c.get("volumeMounts", [])}
+                   for c in made["spec"]["initContainers"]}
+        self.assertEqual(volumes["gpushm"], {"gpushm"}, "the broker mounts volumes of the pod")
+        self.assertEqual(self.mounts(name, "gpushm"), [])
         for buffer in files:
-            self.assertTrue(self.volumes(name, loader_of(buffer)))
+            self.assertIn("models", volumes[loader_of(buffer)])
         return name
 
-    def volumes(self, pod_name, container_name):
-        """The mounts of the container that are volumes of the pod, those in memory apart."""
+    def mounts(self, pod_name, container_name):
+        """The container's mounts that are volumes of the pod, as its processes see them. Volumes in memory
+        do not show whose they are."""
         process = self.process(pod_name, container_name)
         mounts = pathlib.Path(f"/proc/{process.pid}/mountinfo").read_text().splitlines()
         return [line for line in mounts if "/volumes/" in line.split()[3]
@@ -274,7 +278,8 @@ class ServedVolumeTest(LoadingCase):
         name = self.start(self.served("late", late_s=3), files)
         self.assertIn("no such file", self.log(name, loader_of("model")))
         held = self.wait_held(name, {"model": names[1]})
-        self.assertEqual(self.volumes(name, "gpushm"), [])
+        self.assertEqual(self.mounts(name, "gpushm"), [])
+        self.assertEqual(len(self.mounts(name, loader_of("model"))), 2, "the folder, and the FUSE in it")
         self.kill(name, "serve")
         self.wait_held(name, {"model": names[1]}, held)
         (self.folder / "llama").rename(self.folder / "former")
