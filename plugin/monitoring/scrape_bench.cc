@@ -21,8 +21,22 @@
 #include "plugin/testing/plugin_process.h"
 #include "plugin/testing/scrape.h"
 
-namespace gpushm::plugin::monitoring::testing {
+namespace gpushm::plugin::monitoring {
 namespace {
+
+using keeper::testing::BufferOf;
+using keeper::testing::ClientOf;
+using keeper::testing::FakeBroker;
+using keeper::testing::GenerationOf;
+using keeper::testing::kGiB;
+using keeper::testing::LeaseOf;
+using keeper::testing::PidfdOf;
+using keeper::testing::SimulatedMemory;
+using testing::PluginProcess;
+using testing::PortIn;
+using testing::Scrape;
+using testing::TestNode;
+using testing::WaitUntil;
 
 constexpr int kGpus = 8;
 constexpr int kPods = 50;
@@ -186,6 +200,6 @@ BENCHMARK(SerializeOurs)->UseManualTime()->Iterations(1);
 BENCHMARK(SerializePrometheusCpp)->UseManualTime()->Iterations(1);
 
 }  // namespace
-}  // namespace gpushm::plugin::monitoring::testing
+}  // namespace gpushm::plugin::monitoring
 
 BENCHMARK_MAIN();
