@@ -64,8 +64,7 @@ Result<std::vector<uint32_t>> OrderByName(std::span<const Tensor> tensors) {
   std::vector<uint32_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0U);
   const auto name = [&](uint32_t index) -> std::string_view { return tensors[index].name; };
-  // Names in the order of their numbers would be the worst case of std::sort.
-  std::ranges::stable_sort(order, {}, name);
+  std::ranges::sort(order, {}, name);
   const auto twice = std::ranges::adjacent_find(order, {}, name);
   if (twice != order.end()) {
     return Fail(Code::kInvalidArgument, Concat("two tensors have the name ", Quote(name(*twice))));
