@@ -185,9 +185,9 @@ TEST_F(LedgerRestoreTest, AnOfferOfSeveralBlocksIsRestoredWholeOrNotAtAll) {
     EXPECT_EQ(testing::LinesDiffer(*ledger_, successor), "");
     const auto grant = successor.Attach(kApp, "offered", Access::kRead, 0, kGpu, kNow);
     ASSERT_TRUE(grant);
-    const auto memory = successor.MemoryOf(kApp, grant->lease_id);
-    ASSERT_TRUE(memory);
-    EXPECT_EQ((*memory)->blocks.size(), 3u);
+    const auto granted = successor.MemoryOf(kApp, grant->lease_id);
+    ASSERT_TRUE(granted);
+    EXPECT_EQ((*granted)->blocks.size(), 3u);
     EXPECT_FALSE(successor.MemoryOf(kOther, grant->lease_id)) << "another client's lease";
   }
 }
