@@ -11,8 +11,8 @@
 //       may connect again. If the kernel cannot identify it (before 6.9, in another PID namespace),
 //       the epoch in its Hello does.
 //   (2) Nothing here blocks or waits, and nothing is queued. Welcome and Device are made when the
-//       socket has room, and the dump has a position. If a broker does not read its dump, the plugin
-//       does not read from it either, and nobody else is held up.
+//       socket has room, and the dump has a position. If a broker does not read its dump, the
+//       plugin does not read from it either, and nobody else is held up.
 //   (3) A wake-up handles a bounded number of messages, so that no link starves another.
 //   (4) What a broker sent before its process ended is applied before the link is reported closed.
 //   (5) A broker that breaks a rule is disconnected, and the log says why. Its kept state is
