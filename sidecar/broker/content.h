@@ -3,8 +3,7 @@
 // asserts the two rules that hold whoever calls:
 //   (1) Only a load fails: a buffer becomes FAILED only if it was LOADING.
 //   (2) The death of a writer makes nothing usable: a buffer becomes WRITER_DIED only if its
-//   content
-//       was there.
+//       content was there.
 //
 // Threads: one at a time.
 #pragma once
